@@ -1,0 +1,30 @@
+"""fastrl: single-machine, high-throughput asynchronous PPO."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from fastrl.config import TrainConfig
+    from fastrl.evaluate import evaluate, load_policy
+    from fastrl.workers.supervisor import train
+
+_PUBLIC = {
+    "TrainConfig": "fastrl.config",
+    "evaluate": "fastrl.evaluate",
+    "load_policy": "fastrl.evaluate",
+    "train": "fastrl.workers.supervisor",
+}
+
+__all__ = ["TrainConfig", "evaluate", "load_policy", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    # Resolved when asked for: a rollout process imports this package, and must not import torch.
+    if name in _PUBLIC:
+        import importlib
+
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'fastrl' has no attribute {name!r}")

@@ -1,0 +1,189 @@
+"""Losses of one minibatch.
+
+Every mean is the same mean: a sum over the kept rows, divided by the number of rows that are not
+ignored. `weight` says which rows are kept: f32 of any shape, 1 for a row to train on, 0 for an
+ignored row and for one masked for its age. A masked row so makes the step smaller instead of
+making the others count more. An ignored row's action had no effect, so its log-probability may be
+anything, infinite included: it is replaced before it is used, not multiplied by 0. Entropies and
+values are finite everywhere.
+
+Nothing here reads a number back from the device.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastrl.algo.vtrace import VTraceReturns
+
+
+class LossTerms(NamedTuple):
+    """The loss to minimise and what is worth plotting about it; all 0-dimensional f32."""
+
+    loss: Tensor
+    """policy_loss + value_coef·value_loss - entropy_coef·entropy; the only one with a gradient."""
+    policy_loss: Tensor
+    value_loss: Tensor
+    entropy: Tensor
+    approx_kl: Tensor
+    """KL(μ‖π) by the k3 estimator (w - 1) - log w (Schulman 2020), 0 or more."""
+    clipfrac: Tensor
+    """Share of kept rows whose ratio lies outside the surrogate's clip range; 0 for IMPALA."""
+    rho_clipped_share: Tensor
+    """Share of kept rows whose ratio exceeds ρ̄ of V-trace."""
+    explained_variance: Tensor
+    """1 - Var(v - V)/Var(v) over kept rows; NaN where v does not vary: not to be plotted."""
+
+
+def importance_log_ratio(log_prob: Tensor, behaviour_log_prob: Tensor, unused: Tensor) -> Tensor:
+    """log w = log π - log μ, f32 of the arguments' shape; 0, without gradient, where `unused`."""
+    return (log_prob - behaviour_log_prob).masked_fill(unused, 0.0)
+
+
+def mean_over_valid(x: Tensor, weight: Tensor, num_valid: Tensor) -> Tensor:
+    """Σ weight·x / num_valid, the mean of this module: f32 [] from f32 tensors of one shape.
+
+    A dot product: one kernel forward, one backward. What x holds at weight 0 must be finite.
+    """
+    return torch.dot(weight.flatten(), x.flatten()) / num_valid
+
+
+def clipped_surrogate(
+    ratio: Tensor, advantage: Tensor, weight: Tensor, num_valid: Tensor, clip: float
+) -> Tensor:
+    """-min(w·A, clip(w, 1-ε, 1+ε)·A) (Schulman et al. 2017, equation 7)."""
+    clipped = ratio.clamp(1.0 - clip, 1.0 + clip)
+    surrogate = torch.minimum(ratio * advantage, clipped * advantage)
+    return -mean_over_valid(surrogate, weight, num_valid)
+
+
+def impala_policy_gradient(
+    log_prob: Tensor, advantage: Tensor, weight: Tensor, num_valid: Tensor
+) -> Tensor:
+    """-A·log π, A with its own min(ρ̄_pg, w) (Espeholt et al. 2018, section 4.2)."""
+    return -mean_over_valid(advantage * log_prob, weight, num_valid)
+
+
+def squared_value_error(value: Tensor, target: Tensor, weight: Tensor, num_valid: Tensor) -> Tensor:
+    """½·(v - target)²."""
+    return 0.5 * mean_over_valid((value - target).square(), weight, num_valid)
+
+
+def normalise_advantage(advantage: Tensor, weight: Tensor, eps: float = 1e-8) -> Tensor:
+    """(A - mean)/(std + eps) over the kept rows, 0 elsewhere; all 0 where fewer than two are kept.
+
+    The standard deviation is that of a sample (n - 1), as in `torch.std`.
+    """
+    kept = weight.sum()
+    centred = (advantage - mean_over_valid(advantage, weight, kept.clamp_min(1.0))) * weight
+    std = torch.linalg.vector_norm(centred) / (kept - 1.0).clamp_min(1.0).sqrt()
+    return centred / (std + eps)
+
+
+def appo_loss(
+    log_prob: Tensor,
+    entropy: Tensor,
+    value: Tensor,
+    behaviour_log_prob: Tensor,
+    returns: VTraceReturns,
+    weight: Tensor,
+    ignored: Tensor,
+    *,
+    clip: float,
+    value_coef: float,
+    entropy_coef: float,
+    rho_bar: float = 1.0,
+    normalise: bool = True,
+) -> LossTerms:
+    """Clipped surrogate, value error and entropy of one minibatch.
+
+    Args:
+        log_prob: f32 [T, B], log π(a) of the current policy, with gradient.
+        entropy: f32 [T, B], with gradient.
+        value: f32 [T, B], with gradient, in the units of `returns.vs`.
+        behaviour_log_prob: f32 [T, B], log μ(a) as stored.
+        returns: from `vtrace_appo` or `gae`.
+        weight: f32 [T, B], 1 for a row to train on, 0 for an ignored or masked one.
+        ignored: bool [T, B].
+        clip: ε of the surrogate.
+        value_coef: factor of the value loss.
+        entropy_coef: factor of the entropy bonus.
+        rho_bar: threshold that `rho_clipped_share` counts against.
+        normalise: whether advantages are normalised over the kept rows.
+    """
+    num_valid = _count_valid(ignored)
+    log_ratio = importance_log_ratio(log_prob, behaviour_log_prob, weight == 0)
+    advantage = normalise_advantage(returns.advantage, weight) if normalise else returns.advantage
+    policy_loss = clipped_surrogate(log_ratio.exp(), advantage, weight, num_valid, clip)
+    value_loss = squared_value_error(value, returns.vs, weight, num_valid)
+    entropy = mean_over_valid(entropy, weight, num_valid)
+    return LossTerms(
+        policy_loss + value_coef * value_loss - entropy_coef * entropy,
+        policy_loss.detach(),
+        value_loss.detach(),
+        entropy.detach(),
+        *_diagnostics(log_ratio.detach(), value.detach(), returns.vs, weight, clip, rho_bar),
+    )
+
+
+def impala_loss(
+    log_prob: Tensor,
+    entropy: Tensor,
+    value: Tensor,
+    behaviour_log_prob: Tensor,
+    returns: VTraceReturns,
+    weight: Tensor,
+    ignored: Tensor,
+    *,
+    value_coef: float,
+    entropy_coef: float,
+    rho_bar: float = 1.0,
+) -> LossTerms:
+    """IMPALA's policy gradient, value error and entropy of one minibatch.
+
+    Arguments as in `appo_loss`, with `returns` from `vtrace_impala`. Advantages are not normalised.
+    """
+    num_valid = _count_valid(ignored)
+    unused = weight == 0
+    log_ratio = importance_log_ratio(log_prob.detach(), behaviour_log_prob, unused)
+    log_prob = log_prob.masked_fill(unused, 0.0)
+    policy_loss = impala_policy_gradient(log_prob, returns.advantage, weight, num_valid)
+    value_loss = squared_value_error(value, returns.vs, weight, num_valid)
+    entropy = mean_over_valid(entropy, weight, num_valid)
+    return LossTerms(
+        policy_loss + value_coef * value_loss - entropy_coef * entropy,
+        policy_loss.detach(),
+        value_loss.detach(),
+        entropy.detach(),
+        *_diagnostics(log_ratio, value.detach(), returns.vs, weight, math.inf, rho_bar),
+    )
+
+
+def _count_valid(ignored: Tensor) -> Tensor:
+    return (~ignored).sum().clamp_min(1).float()
+
+
+def _diagnostics(
+    log_ratio: Tensor, value: Tensor, target: Tensor, weight: Tensor, clip: float, rho_bar: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The last four fields of `LossTerms`, over kept rows alone."""
+    kept = weight.sum().clamp_min(1.0)
+    ratio = log_ratio.exp()
+
+    def mean(x: Tensor) -> Tensor:
+        return mean_over_valid(x, weight, kept)
+
+    def variance(x: Tensor) -> Tensor:
+        return mean((x - mean(x)).square())
+
+    total = variance(target)
+    return (
+        mean(ratio - 1.0 - log_ratio),
+        mean(((ratio - 1.0).abs() > clip).float()),
+        mean((ratio > rho_bar).float()),
+        torch.where(total > 0, 1.0 - variance(target - value) / total, torch.nan),
+    )

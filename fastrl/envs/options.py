@@ -1,0 +1,70 @@
+"""The options of an environment, once, with their defaults; the docstrings become `--help`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
+
+from fastrl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class EnvOptions:
+    """How an environment is set up; Atari's defaults are those of the published PPO results."""
+
+    noop_max: int = 30
+    """Atari: an episode starts after a number of no-op frames drawn uniformly from 1 to this (the
+    press of FIRE counts as one); also after a lost life with --episodic-life."""
+    fire_reset: bool = True
+    """Atari: press FIRE at the start of an episode and after a lost life, in games that have the
+    button."""
+    episodic_life: bool = True
+    """Atari: a lost life ends the episode for the learner, not for the statistics. On in training,
+    as in the field's PPO results; evaluation always turns it off."""
+    sticky_actions: float = 0.0
+    """Atari: probability that the game repeats the previous action in a frame (0.25 in the protocol
+    of Machado et al., 2018)."""
+    max_episode_steps: int | None = None
+    """Steps after which an episode is truncated; unset: what the id's family says, 27,000 for
+    Atari."""
+    frame_skip: int = 4
+    """Atari: frames that one action is repeated for; the observation is the maximum of the last
+    two."""
+    frame_stack: int = 4
+    """Atari: number of last observations that make one, oldest first."""
+    full_action_space: bool = False
+    """Atari: all 18 actions rather than those that the game reacts to."""
+
+
+def evaluation_options(env_id: str, options: EnvOptions) -> EnvOptions:
+    """`options` without what only serves training: a lost life ends no episode."""
+    return replace(options, episodic_life=False) if env_id.startswith("atari:") else options
+
+
+def check_options(env_id: str, options: EnvOptions, used: Collection[str]) -> None:
+    """Refuse values that make no sense, and options that `env_id` does not look at.
+
+    Args:
+        env_id: for the sentence.
+        options: as the user set them.
+        used: names of the fields that this environment's adapter applies.
+
+    Raises:
+        ConfigError: naming the option, its value and what was expected.
+    """
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if field.name not in used and value != field.default:
+            takes = ", ".join(sorted(used)) or "none of them"
+            raise ConfigError(
+                f"{env_id} does not use {field.name}, which was set to {value}: leave it unset "
+                f"(of the environment options this id takes {takes})."
+            )
+    for name in ("noop_max", "frame_skip", "frame_stack", "max_episode_steps"):
+        value = getattr(options, name)
+        if value is not None and not 1 <= value < 2**31:
+            raise ConfigError(f"{name} is {value}, and must be at least 1 (and below 2**31).")
+    if not 0.0 <= options.sticky_actions < 1.0:
+        raise ConfigError(
+            f"sticky_actions is {options.sticky_actions}, and must be a probability in [0, 1)."
+        )

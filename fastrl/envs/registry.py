@@ -1,0 +1,165 @@
+"""From an id to an environment: `family:name`, one adapter per family.
+
+A new family is one line in `_FAMILIES` and one module with `names`, `describe` and `make`; a test
+or a user's factory is a `FunctionEnvs` given to `register_family`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from fastrl.envs.options import EnvOptions
+from fastrl.envs.spec import EnvSpec
+from fastrl.envs.vector_env import VectorEnv
+from fastrl.errors import ConfigError
+
+
+class Adapter(Protocol):
+    """What a family provides; a module with these three functions is one."""
+
+    def names(self, family: str) -> list[str] | None:
+        """All names of the family, without its prefix; None if they cannot be listed."""
+        ...
+
+    def describe(self, env_id: str, options: EnvOptions) -> EnvSpec:
+        """See `describe`."""
+        ...
+
+    def make(
+        self, env_id: str, options: EnvOptions, num_envs: int, first_env_index: int, seed: int
+    ) -> VectorEnv:
+        """See `make`."""
+        ...
+
+
+@dataclass(frozen=True)
+class FunctionEnvs:
+    """A family made of two functions; it takes every name."""
+
+    describe: Callable[[str, EnvOptions], EnvSpec]
+    make: Callable[[str, EnvOptions, int, int, int], VectorEnv]
+
+    def names(self, family: str) -> None:
+        """No list of names: any is passed on."""
+        return None
+
+
+# Modules are imported when one of their ids is asked for.
+_FAMILIES: dict[str, str | Adapter] = {
+    "atari": "fastrl.envs.envpool_adapter",
+    "envpool": "fastrl.envs.envpool_adapter",
+}
+_RESERVED = ("ale", "gym", "py")
+
+
+def register_family(prefix: str, adapter: Adapter) -> None:
+    """Make `prefix:...` ids of this process go to `adapter`, in place of what had that prefix.
+
+    Raises:
+        ConfigError: the prefix is not a lower-case word.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", prefix):
+        raise ConfigError(
+            f"The family prefix {prefix!r} must be a lower-case word of letters, digits and _."
+        )
+    _FAMILIES[prefix] = adapter
+
+
+def describe(env_id: str, options: EnvOptions) -> EnvSpec:
+    """Find out the spaces of `env_id`; nothing is constructed where the family can do without.
+
+    Raises:
+        ConfigError: there is no such id (naming the nearest), or an option does not fit it.
+        UnsupportedEnvironment: the engine cannot use its spaces.
+    """
+    return _adapter(env_id).describe(env_id, options)
+
+
+def make(
+    env_id: str, options: EnvOptions, num_envs: int, first_env_index: int, seed: int
+) -> VectorEnv:
+    """Construct one group.
+
+    Args:
+        env_id: `family:name`.
+        options: refused where the family does not use one that was set.
+        num_envs: E, >= 1.
+        first_env_index: run-wide index of its first environment, >= 0; the others follow. An
+            environment is seeded by (seed, its run-wide index), so how a run is cut into groups
+            changes no episode.
+        seed: of the run, >= 0.
+
+    Raises:
+        ConfigError, UnsupportedEnvironment: as `describe`.
+    """
+    if num_envs < 1 or first_env_index < 0 or seed < 0:
+        raise ConfigError(
+            f"A group of {num_envs} environments from index {first_env_index} with seed {seed} "
+            "cannot be made: it takes at least 1 environment, an index and a seed of at least 0."
+        )
+    return _adapter(env_id).make(env_id, options, num_envs, first_env_index, seed)
+
+
+def _adapter(env_id: str) -> Adapter:
+    family, colon, name = env_id.partition(":")
+    if not colon:
+        raise ConfigError(
+            f"The environment id {env_id!r} has no family: write family:name{_suggest(env_id)}"
+        )
+    if family not in _FAMILIES:
+        if family in _RESERVED:
+            raise ConfigError(
+                f"The family {family}: of {env_id!r} comes in a later version; this one has "
+                f"{_families()}{_suggest(name)}"
+            )
+        raise ConfigError(
+            f"There is no family {family}: (of {env_id!r}), only {_families()}{_suggest(name)}"
+        )
+    adapter = _load(family)
+    known = adapter.names(family)
+    if known is not None and name not in known:
+        raise ConfigError(f"There is no environment {env_id!r}{_suggest(name, family)}")
+    return adapter
+
+
+def _load(family: str) -> Adapter:
+    adapter = _FAMILIES[family]
+    return cast(Adapter, importlib.import_module(adapter)) if isinstance(adapter, str) else adapter
+
+
+def _families() -> str:
+    return " and ".join(f"{family}:" for family in _FAMILIES)
+
+
+def _suggest(name: str, family: str = "") -> str:
+    """End a sentence with the ids nearest to `name`, those of `family` first.
+
+    A name that differs in case, in its version or in the spelling of another library alone
+    (`PongNoFrameskip-v4`, `ALE/Pong-v5`) comes before one that only looks alike.
+    """
+    exact: list[str] = []
+    alike: dict[str, str] = {}
+    for prefix in sorted(_FAMILIES, key=lambda prefix: prefix != family):
+        for known in sorted(_load(prefix).names(prefix) or (), reverse=True):
+            full = f"{prefix}:{known}"
+            if known.lower() == name.lower():
+                exact.insert(0, full)
+            elif _bare(known) == _bare(name):
+                exact.append(full)
+            alike.setdefault(known.lower(), full)
+    if not exact:
+        close = difflib.get_close_matches(name.lower(), alike, n=3, cutoff=0.6)
+        exact = [alike[match] for match in close]
+    if not exact:
+        return "; try one like atari:Pong, or envpool: and an id of envpool.list_all_envs()."
+    return f", did you mean {' or '.join(exact[:3])}?"
+
+
+def _bare(name: str) -> str:
+    """The name without version, case and the prefixes and suffixes that other libraries give it."""
+    return re.sub(r"^(ale/|.*:)|(noframeskip|deterministic)?(-v\d+)?$", "", name.lower())

@@ -1,0 +1,11 @@
+"""The errors a user can cause; each message is one sentence that says what was found and what to do."""
+
+from __future__ import annotations
+
+
+class ConfigError(ValueError):
+    """The run is refused before it starts (exit code 2): a wrong option, name or combination."""
+
+
+class UnsupportedEnvironment(ConfigError):
+    """The environment exists, but its spaces or its way of resetting cannot be used."""

@@ -1,0 +1,131 @@
+"""Playing a checkpoint: the true returns of whole episodes, in one process.
+
+The environment is the run's own (its ``config.toml``) without what only serves training: no clipped rewards,
+no ends at lost lives, no stagger.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fastrl import checkpoint
+from fastrl.config import INT32_MAX, TrainConfig, load_config
+from fastrl.envs import EnvSpec, StepOut, describe, evaluation_options, make
+from fastrl.envs.options import EnvOptions
+from fastrl.errors import ConfigError
+from fastrl.models.acting import ActingPolicy
+from fastrl.models.noise import uniform
+
+MAX_ENVS = 16
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Raw returns and lengths of the episodes played, in the order of (environment, episode)."""
+
+    path: Path
+    steps: int
+    seed: int
+    returns: np.ndarray
+    lengths: np.ndarray
+
+    def describe(self) -> str:
+        """Say the result in two lines."""
+        r = self.returns
+        return (
+            f"{self.path} ({self.steps:,} steps), seed {self.seed}: {len(r)} episodes\n"
+            f"return mean {r.mean():.3f}  std {r.std():.3f}  min {r.min():.3f}  max {r.max():.3f}  "
+            f"(mean length {self.lengths.mean():.1f})"
+        )
+
+
+def load_policy(run: Path | str) -> tuple[ActingPolicy, EnvSpec, TrainConfig, Path, int]:
+    """Load the newest checkpoint of a run folder.
+
+    Returns the acting policy, the environment's spaces, the run's configuration, the checkpoint's path and
+    its step count. Raises ConfigError where the folder holds no run or no checkpoint that can be read.
+    """
+    run = Path(run)
+    if not (run / "config.toml").is_file():
+        raise ConfigError(f"{run} is not a run's folder: it has no config.toml.")
+    config = load_config(run / "config.toml")
+    paths = checkpoint.find_checkpoints(run)
+    if not paths:
+        raise ConfigError(f"{run} has no checkpoint yet.")
+    try:
+        state = checkpoint.load(paths[-1])
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    spec = describe(config.env, config.section(EnvOptions))
+    policy = ActingPolicy(spec, config)
+    try:
+        policy.load_state_dict(state["model"])
+    except (KeyError, RuntimeError) as error:
+        raise ConfigError(f"{paths[-1]} does not fit the network of {config.env}: {error}") from error
+    return policy, spec, config, paths[-1], int(state["steps"])
+
+
+def evaluate(run: Path | str, episodes: int, seed: int | None = None, greedy: bool = False) -> Evaluation:
+    """Play `episodes` whole episodes with the newest checkpoint of `run`.
+
+    Each of min(episodes, 16) environments plays an equal number, its first ones, so that short episodes are
+    not preferred. Actions are sampled, or with `greedy` the most probable ones. Raises ConfigError.
+    """
+    if episodes < 1:
+        raise ConfigError(f"--episodes is {episodes}; it must be at least 1.")
+    torch.set_num_threads(1)
+    policy, spec, config, path, steps = load_policy(run)
+    seed = secrets.randbelow(INT32_MAX) if seed is None else seed
+    num_envs = min(episodes, MAX_ENVS)
+    quota = np.full(num_envs, episodes // num_envs)
+    quota[: episodes % num_envs] += 1
+    options = evaluation_options(config.env, config.section(EnvOptions))
+    env = make(config.env, options, num_envs=num_envs, first_env_index=0, seed=seed)
+    try:
+        records = _play(policy, spec, env, quota, seed, greedy)
+    finally:
+        env.close()
+    return Evaluation(
+        path,
+        steps,
+        seed,
+        returns=np.array([episode[0] for env_records in records for episode in env_records]),
+        lengths=np.array([episode[1] for env_records in records for episode in env_records]),
+    )
+
+
+def _play(policy, spec, env, quota, seed, greedy) -> list[list[tuple[float, int]]]:
+    count = len(quota)
+    obs = {key: np.zeros((count, *leaf.shape), leaf.dtype) for key, leaf in spec.observation.items()}
+    flags = np.zeros((3, count), np.bool_)
+    out = StepOut(obs, np.zeros(count, np.float32), flags[0], flags[1], flags[2])
+    index = np.arange(count, dtype=np.int64)
+    returns, lengths = np.zeros(count), np.zeros(count, np.int64)
+    records: list[list[tuple[float, int]]] = [[] for _ in range(count)]
+    ignored = np.zeros(count, np.bool_)
+    env.reset(obs)
+    step = 0
+    while any(len(done) < wanted for done, wanted in zip(records, quota.tolist(), strict=True)):
+        noise = None
+        if not greedy:
+            keys = np.full(count, step, np.int64)
+            noise = {
+                key: torch.from_numpy(uniform(seed, index, keys, leaf, dims))
+                for leaf, (key, dims) in enumerate(policy.noise_dims.items())
+            }
+        actions, _, _ = policy.act({k: torch.from_numpy(v) for k, v in obs.items()}, noise)
+        env.step({key: action.numpy() for key, action in actions.items()}, out)
+        returns += out.reward
+        lengths += ~ignored
+        for i in np.flatnonzero(out.episode_over).tolist():
+            if len(records[i]) < quota[i]:
+                records[i].append((float(returns[i]), int(lengths[i])))
+            returns[i], lengths[i] = 0.0, 0
+        ignored = out.terminated | out.truncated
+        step += 1
+    return records

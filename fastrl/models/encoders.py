@@ -1,0 +1,165 @@
+"""From observations to features.
+
+The convolutional network is that of Mnih et al. 2015 ("Human-level control through deep
+reinforcement learning", Nature 518), initialised orthogonally as in OpenAI's PPO. Pixels go up as
+they are: 0 … 255 are exact in bf16, and 1/255 is folded into the 8,192 weights of the first
+convolution instead of being applied to 28,224 pixels of every row.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from fastrl.envs.spec import ObservationSpec
+    from fastrl.models.config import ModelConfig
+
+
+def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
+    """Orthogonal weights (Saxe et al. 2014) times `gain`, zero bias, in place."""
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def compute_dtype(weight: Tensor) -> torch.dtype:
+    """What a layer with this weight computes in: autocast's dtype where it is on, else its own."""
+    if torch.is_autocast_enabled(weight.device.type):
+        return torch.get_autocast_dtype(weight.device.type)
+    return weight.dtype
+
+
+def to_channels_last(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """Images [N, C, H, W] of any dtype → the same in `dtype`, stored channels-last.
+
+    On CPU one strided pass per channel: 11 µs for a (4, 84, 84) row in bf16, where
+    `.to(dtype, memory_format=torch.channels_last)` takes 35.
+    """
+    if images.device.type != "cpu":
+        return images.to(dtype, memory_format=torch.channels_last)
+    out = torch.empty(
+        images.shape, dtype=dtype, device=images.device, memory_format=torch.channels_last
+    )
+    for channel in range(images.shape[1]):
+        out[:, channel].copy_(images[:, channel])
+    return out
+
+
+class NatureEncoder(nn.Module):
+    """Convolutions 32×8×8/4, 64×4×4/2, 64×3×3/1, then a linear layer of 512, each with ReLU."""
+
+    size_out = 512
+
+    def __init__(self, shape: tuple[int, ...], scale: float = 1.0 / 255.0) -> None:
+        """Build for images of `shape` (C, H, W), whose values `scale` brings to about [0, 1].
+
+        Raises:
+            ValueError: where the shape is not (C, H, W) with H and W of at least 36.
+        """
+        super().__init__()
+        if len(shape) != 3 or min(shape[1:]) < 36:
+            raise ValueError(
+                f"an image observation has shape {tuple(shape)}, "
+                "expected (channels, height, width) with height and width of at least 36"
+            )
+        self.scale = scale
+        self.conv1 = nn.Conv2d(shape[0], 32, 8, stride=4)
+        self.conv2 = nn.Conv2d(32, 64, 4, stride=2)
+        self.conv3 = nn.Conv2d(64, 64, 3)
+        height, width = (((size - 8) // 4 + 1 - 4) // 2 - 1 for size in shape[1:])
+        self.fc = nn.Linear(64 * height * width, self.size_out)
+        for layer in (self.conv1, self.conv2, self.conv3, self.fc):
+            orthogonal(layer, math.sqrt(2.0))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Images [N, C, H, W], any dtype → features [N, 512] in the compute dtype."""
+        dtype = compute_dtype(self.conv1.weight)
+        x = to_channels_last(obs, dtype)
+        # Cast first, then scale: a bf16 copy of the weights and autocast then give the same bits.
+        weight = self.conv1.weight.to(dtype) * self.scale
+        x = F.relu_(F.conv2d(x, weight, self.conv1.bias, stride=4))
+        x = F.relu_(self.conv2(x))
+        x = F.relu_(self.conv3(x))
+        # Flattened as (H, W, C): for a channels-last image that is a view.
+        return F.relu_(self.fc(x.permute(0, 2, 3, 1).flatten(1)))
+
+
+def fast_tanh(twice_x: Tensor) -> Tensor:
+    """tanh(x) of a tensor that holds 2x and is overwritten: 2·sigmoid(2x) - 1.
+
+    Within 2e-7 of tanh. On CPU the vectorised sigmoid is 6 times as fast as the vectorised tanh,
+    which would otherwise be most of what a small network costs.
+    """
+    return torch.rsub(twice_x.sigmoid_(), -1.0, alpha=-2.0)
+
+
+class MLPEncoder(nn.Module):
+    """Hidden layers with one activation; a discrete observation is one-hot encoded inside."""
+
+    def __init__(
+        self,
+        size_in: int,
+        hidden: tuple[int, ...] = (64, 64),
+        activation: str = "tanh",
+        one_hot: bool = False,
+    ) -> None:
+        """Build for rows of `size_in` numbers or, with `one_hot`, for one integer below `size_in`.
+
+        Raises:
+            ValueError: where the activation is not "tanh", "relu" or "elu".
+        """
+        super().__init__()
+        if activation not in ("tanh", "relu", "elu"):
+            raise ValueError(f"activation is {activation!r}, expected 'tanh', 'relu' or 'elu'")
+        self.activation = activation
+        self.size_in = size_in
+        self.size_out = hidden[-1]
+        widths = (size_in, *hidden)
+        self.layers = nn.ModuleList()
+        for fan_in, fan_out in pairwise(widths):
+            layer = nn.Linear(fan_in, fan_out)
+            orthogonal(layer, math.sqrt(2.0))
+            self.layers.append(layer)
+        self.categories: Tensor | None
+        self.register_buffer(
+            "categories", torch.arange(size_in) if one_hot else None, persistent=False
+        )
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Rows [N, *shape] or, one-hot, integers [N] or [N, 1] → features [N, hidden[-1]]."""
+        layers = cast("list[nn.Linear]", list(self.layers))
+        if self.categories is not None:
+            # Not F.one_hot: it checks the range, which reads the device back.
+            obs = obs.reshape(-1, 1) == self.categories
+        x = obs.flatten(1).to(compute_dtype(layers[0].weight))
+        for layer in layers:
+            if self.activation == "tanh":
+                twice = torch.addmm(layer.bias, x, layer.weight.t(), beta=2, alpha=2)
+                x = fast_tanh(twice)
+            elif self.activation == "relu":
+                x = F.relu_(layer(x))
+            else:
+                x = F.elu_(layer(x))
+        return x
+
+
+def encoder_for(spec: ObservationSpec, config: ModelConfig) -> NatureEncoder | MLPEncoder:
+    """The encoder of one leaf of the observation space.
+
+    Raises:
+        ValueError: for a kind of observation other than "image", "vector" and "discrete".
+    """
+    if spec.kind == "image":
+        return NatureEncoder(spec.shape, 1.0 / 255.0 if spec.dtype == "uint8" else 1.0)
+    if spec.kind == "vector":
+        return MLPEncoder(math.prod(spec.shape), config.hidden, config.activation)
+    if spec.kind == "discrete":
+        assert spec.n is not None
+        return MLPEncoder(spec.n, config.hidden, config.activation, one_hot=True)
+    raise ValueError(f"observation kind is {spec.kind!r}, expected 'image', 'vector' or 'discrete'")

@@ -1,0 +1,181 @@
+"""The actor-critic network: encoders, heads and the distributions they feed.
+
+    obs ──▶ encoder (f32 or bf16) ──▶ features ──▶ heads (always f32) ──▶ params, value
+                                                                             │
+                                            noise u ──▶ sample ──▶ action, log_prob
+
+`encode` and `heads` are separate, so that a learner can run the expensive half in chunks and in
+bf16 and the cheap half once, in f32, over the whole minibatch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from fastrl.models.distributions import DiagonalGaussian, Distribution, distribution_for
+from fastrl.models.encoders import encoder_for, orthogonal
+
+if TYPE_CHECKING:
+    from fastrl.envs.spec import EnvSpec
+    from fastrl.models.config import ModelConfig
+
+
+class PolicyOutput(NamedTuple):
+    """What the heads say about N rows."""
+
+    params: dict[str, Tensor]
+    """Per action leaf the distribution's parameters, f32 [N, num_params]."""
+    value: Tensor
+    """f32 [N]."""
+
+
+class Tower(nn.Module):
+    """One encoder per observation leaf; their features side by side."""
+
+    def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
+        """Build for the observation leaves of `spec`; raises ValueError as `encoder_for`."""
+        super().__init__()
+        encoders = {key: encoder_for(leaf, config) for key, leaf in spec.observation.items()}
+        self.leaves = nn.ModuleDict(encoders)
+        self.size_out = sum(encoder.size_out for encoder in encoders.values())
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        """Leaves [N, *shape] → features [N, size_out]."""
+        features = [leaf(obs[key]) for key, leaf in self.leaves.items()]
+        return features[0] if len(features) == 1 else torch.cat(features, 1)
+
+
+class Encoder(nn.Module):
+    """The actor's tower and, where the critic is separate, the critic's."""
+
+    def __init__(self, spec: EnvSpec, config: ModelConfig, separate_critic: bool) -> None:
+        """Build one or two towers; raises ValueError as `encoder_for`."""
+        super().__init__()
+        self.actor = Tower(spec, config)
+        self.critic = Tower(spec, config) if separate_critic else None
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        """Features [N, F], or [N, 2F] with the critic's in the second half."""
+        features: Tensor = self.actor(obs)
+        if self.critic is None:
+            return features
+        return torch.cat((features, self.critic(obs)), 1)
+
+
+def uses_separate_critic(spec: EnvSpec, config: ModelConfig) -> bool:
+    """`config.separate_critic`, or its default for this environment."""
+    if config.separate_critic is not None:
+        return config.separate_critic
+    continuous = any(leaf.kind == "continuous" for leaf in spec.action.values())
+    return continuous and all(leaf.kind == "vector" for leaf in spec.observation.values())
+
+
+class ActorCritic(nn.Module):
+    """A stochastic policy and a value function for one environment's spaces.
+
+    Weights are orthogonal: gain √2 in the encoder, 0.01 in the policy's heads, 1 in the value's
+    (Andrychowicz et al. 2021, "What matters in on-policy reinforcement learning"). A continuous
+    leaf has one `log_std` per element, which does not depend on the observation and starts at 0.
+    """
+
+    def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
+        """Build for `spec`; raises ValueError for spaces that no encoder or distribution fits."""
+        super().__init__()
+        self.distributions: dict[str, Distribution] = {
+            key: distribution_for(leaf) for key, leaf in spec.action.items()
+        }
+        separate = uses_separate_critic(spec, config)
+        self.encoder = Encoder(spec, config, separate)
+        size = self.encoder.actor.size_out
+        self._actor_size = size
+        self._separate = separate
+        self.policy_head = nn.ModuleDict()
+        self.log_std = nn.ParameterDict()
+        for key, distribution in self.distributions.items():
+            width = distribution.num_params
+            if isinstance(distribution, DiagonalGaussian):
+                width = distribution.size
+                self.log_std[key] = nn.Parameter(torch.zeros(width))
+            head = nn.Linear(size, width)
+            orthogonal(head, 0.01)
+            self.policy_head[key] = head
+        self.value_head = nn.Linear(size, 1)
+        orthogonal(self.value_head, 1.0)
+
+    def encode(self, obs: dict[str, Tensor]) -> Tensor:
+        """Leaves [N, *shape] → features [N, F] in the encoder's dtype, or autocast's."""
+        features: Tensor = self.encoder(obs)
+        return features
+
+    def heads(self, features: Tensor) -> PolicyOutput:
+        """Features [N, F] of any dtype → f32 parameters and value, under autocast as well."""
+        if torch.is_autocast_enabled(features.device.type):
+            with torch.autocast(features.device.type, enabled=False):
+                return self.heads(features)
+        features = features.float()
+        actor = features[:, : self._actor_size] if self._separate else features
+        critic = features[:, self._actor_size :] if self._separate else features
+        params = {}
+        for key, module in self.policy_head.items():
+            head = cast("nn.Linear", module)
+            # weight @ features.T, so that N is contiguous: see `distributions`.
+            output = torch.addmm(head.bias[:, None], head.weight, actor.t())
+            if key in self.log_std:
+                output = torch.cat((output, self.log_std[key][:, None].expand_as(output)))
+            params[key] = output.t()
+        value = torch.addmv(self.value_head.bias, critic, self.value_head.weight[0])
+        return PolicyOutput(params, value)
+
+    def forward(self, obs: dict[str, Tensor]) -> PolicyOutput:
+        """`heads(encode(obs))`."""
+        return self.heads(self.encode(obs))
+
+    @torch.no_grad()
+    def act(
+        self, obs: dict[str, Tensor], u: dict[str, Tensor]
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Choose an action for each row, without gradient.
+
+        Args:
+            obs: leaves [N, *shape].
+            u: per action leaf, f32 [N, noise_dims of its distribution] in (0, 1).
+
+        Returns:
+            action: per leaf i32 [N] or f32 [N, *shape].
+            log_prob: f32 [N], summed over leaves.
+            value: f32 [N].
+        """
+        output = self(obs)
+        action = {}
+        log_probs = []
+        for key, distribution in self.distributions.items():
+            params = output.params[key]
+            action[key], log_prob = distribution.sample_with_log_prob(params, u[key])
+            log_probs.append(log_prob)
+        return action, _total(log_probs), output.value
+
+    @torch.no_grad()
+    def mode(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The most probable action of each leaf, i32 [N] or f32 [N, *shape]."""
+        output = self(obs)
+        return {key: dist.mode(output.params[key]) for key, dist in self.distributions.items()}
+
+    def evaluate(self, output: PolicyOutput, action: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy, both f32 [N] and summed over leaves, of stored actions.
+
+        Args:
+            output: what `forward` or `heads` gave for these rows.
+            action: per leaf i32 [N] or f32 [N, *shape], as `act` returned it.
+        """
+        terms = [
+            distribution.log_prob_and_entropy(output.params[key], action[key])
+            for key, distribution in self.distributions.items()
+        ]
+        return _total([log_prob for log_prob, _ in terms]), _total([ent for _, ent in terms])
+
+
+def _total(terms: list[Tensor]) -> Tensor:
+    return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)

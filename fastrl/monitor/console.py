@@ -1,0 +1,75 @@
+"""Console and log file: every line goes to both, and a closed terminal stops nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TextIO
+
+
+class Console:
+    """Prints lines to a stream and, once the run has a folder, to its ``log.txt`` as well."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
+        self._log: TextIO | None = None
+        self._early: list[str] = []
+
+    def open_log(self, path: Path) -> None:
+        """Start the log file; it begins with the lines said so far. Raises OSError."""
+        self._log = path.open("a", encoding="utf-8")
+        for line in self._early:
+            self._log.write(line + "\n")
+        self._log.flush()
+        self._early.clear()
+
+    def say(self, line: str) -> None:
+        """Print one line (or several, joined by newlines) and log it."""
+        # A pager that was left or a full disk must not end a run that trains.
+        with contextlib.suppress(OSError, ValueError):
+            print(line, file=self._stream or sys.stdout, flush=True)
+        if self._log is None:
+            self._early.append(line)
+            return
+        with contextlib.suppress(OSError, ValueError):
+            self._log.write(line + "\n")
+            self._log.flush()
+
+    def close(self) -> None:
+        """Close the log file."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+
+def progress_line(metrics: dict[str, float], steps: int, seconds: float, recent_return: float | None) -> str:
+    """One plain line about the run: steps, rate, return, lag, and who waits.
+
+    ``metrics`` are those of the record being written; what has no value yet is left out.
+    """
+    parts = [f"{int(seconds) // 60:3d}:{int(seconds) % 60:02d}", f"{steps:>11,} steps"]
+    if "charts/SPS" in metrics:
+        parts.append(f"{metrics['charts/SPS']:>8,.0f} steps/s")
+    if recent_return is not None:
+        parts.append(f"return {recent_return:8.2f}")
+    for name, label, form in (
+        ("losses/entropy", "entropy", "{:.3f}"),
+        ("losses/approx_kl", "kl", "{:.4f}"),
+        ("lag/mean", "lag", "{:.2f}"),
+    ):
+        if name in metrics:
+            parts.append(f"{label} {form.format(metrics[name])}")
+    waits = [
+        f"{label} {metrics[name]:.0%}"
+        for name, label in (
+            ("wait/learner", "learner"),
+            ("wait/inference", "inference"),
+            ("wait/rollout_action", "action"),
+            ("wait/rollout_slot", "slot"),
+        )
+        if name in metrics
+    ]
+    if waits:
+        parts.append("waits: " + " ".join(waits))
+    return "  ".join(parts)

@@ -1,0 +1,146 @@
+"""From shared counters, finished episodes and the learner's reports to the values of one record.
+
+Main owns this: it reads counters that others write, and is never on the path of a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fastrl.monitor.accounts import CLOCK_SIZE, EPISODE_DTYPE, SAMPLED_MASK, Clock
+from fastrl.shm import ByteRing, Counters
+
+RECENT_EPISODES = 100
+"""Episodes in the mean that stopping and the console use."""
+
+
+class EpisodeLog:
+    """Finished episodes of all workers: the running mean, and who has finished one yet."""
+
+    def __init__(self, regions: Sequence[np.ndarray], num_envs: int) -> None:
+        """Read the byte ring of each worker; ``num_envs`` counts the run's environments."""
+        self._rings = [ByteRing(region) for region in regions]
+        self._seen = np.zeros(num_envs, np.bool_)
+        self._recent: deque[float] = deque(maxlen=RECENT_EPISODES)
+        self._fresh: list[np.ndarray] = []
+        self.count = 0
+
+    def drain(self) -> None:
+        """Take in what the workers have reported since the last call."""
+        for ring in self._rings:
+            for record in ring.pop_all():
+                episodes = np.frombuffer(record, EPISODE_DTYPE)
+                self._fresh.append(episodes)
+                self._seen[episodes["env"]] = True
+                self._recent.extend(episodes["return"].tolist())
+                self.count += len(episodes)
+
+    @property
+    def lost(self) -> int:
+        """Reports of episodes that found their ring full, since the run began."""
+        return sum(ring.lost for ring in self._rings)
+
+    @property
+    def recent_return(self) -> float | None:
+        """Mean raw return of the last 100 episodes, or None before the first."""
+        return float(np.mean(self._recent)) if self._recent else None
+
+    @property
+    def every_env_finished(self) -> bool:
+        """Whether every environment has finished an episode and a full window is known.
+
+        Without it, a mean over the first episodes to end would be one over the short ones.
+        """
+        return bool(self._seen.all()) and len(self._recent) == RECENT_EPISODES
+
+    def take(self) -> dict[str, float]:
+        """Return mean return and length of the episodes since the last call (empty if there are none)."""
+        if not self._fresh:
+            return {}
+        episodes = np.concatenate(self._fresh)
+        self._fresh.clear()
+        return {
+            "charts/episodic_return": float(episodes["return"].mean()),
+            "charts/episodic_length": float(episodes["length"].mean()),
+        }
+
+
+class LearnerReports:
+    """Means of what the learner reported over the updates since the last record."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = defaultdict(float)
+        self._weights: dict[str, int] = defaultdict(int)
+
+    def add(self, metrics: dict[str, float], updates: int) -> None:
+        """Add means over ``updates`` updates."""
+        for name, value in metrics.items():
+            if value == value:  # a report over rows that were all masked has no value, never NaN
+                self._sums[name] += value * updates
+                self._weights[name] += updates
+
+    def take(self) -> dict[str, float]:
+        """Return the means and start anew."""
+        means = {name: total / self._weights[name] for name, total in self._sums.items()}
+        self._sums.clear()
+        self._weights.clear()
+        return means
+
+
+class Counts(NamedTuple):
+    """The counters that rates are made of."""
+
+    progress: Counters  # per group
+    rollout_clock: Counters  # CLOCK_SIZE per worker
+    inference_clock: Counters
+    learner_clock: Counters
+
+
+class RateMeter:
+    """Rates and shares of time between two records, from the counters in the arena."""
+
+    def __init__(self, counts: Counts, frame_skip: int) -> None:
+        self._counts = counts
+        self._frame_skip = frame_skip
+        self._last = self._read()
+
+    def _read(self) -> dict[str, np.ndarray]:
+        counts = self._counts
+        return {
+            "time": np.array([time.monotonic_ns()]),
+            "sampled": counts.progress.snapshot() & SAMPLED_MASK,
+            "rollout": counts.rollout_clock.snapshot().reshape(-1, CLOCK_SIZE),
+            "inference": counts.inference_clock.snapshot(),
+            "learner": counts.learner_clock.snapshot(),
+        }
+
+    def take(self) -> dict[str, float]:
+        """Return rates since the last call."""
+        now, last = self._read(), self._last
+        self._last = now
+        elapsed = float(now["time"][0] - last["time"][0])
+        rate = float((now["sampled"] - last["sampled"]).sum()) / (elapsed * 1e-9)
+        rollout = (now["rollout"] - last["rollout"]).mean(axis=0) / elapsed
+        inference = now["inference"] - last["inference"]
+        learner = now["learner"] - last["learner"]
+        metrics = {
+            "charts/SPS": rate,
+            "charts/FPS": rate * self._frame_skip,
+            "wait/rollout_action": _share(rollout[Clock.WAIT]),
+            "wait/rollout_slot": _share(rollout[Clock.WAIT_SLOT]),
+            "wait/inference": _share(inference[Clock.WAIT] / elapsed),
+            "wait/learner": _share(learner[Clock.WAIT] / elapsed),
+        }
+        if inference[Clock.BATCHES] > 0:
+            metrics["inference/batch"] = float(inference[Clock.ROWS] / inference[Clock.BATCHES])
+        return metrics
+
+
+def _share(value: float) -> float:
+    # A wait is added when it ends, so a long one may be counted in a later and shorter interval.
+    return float(min(1.0, max(0.0, value)))

@@ -1,0 +1,95 @@
+"""From full slots to a time-major batch, and from a minibatch's columns to observations.
+
+Small arrays are gathered once per batch to `[T, B]`; observations stay in their slots, and each chunk of
+rows is gathered straight from the arena, once per use::
+
+    column b of the batch = environment e of slot s ;  B = batch_slots * E
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fastrl.workers.shared import Shared
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Small arrays of a batch, `[T, B]` unless said otherwise, on the CPU; `kept` is what is trained on."""
+
+    first_row: np.ndarray
+    """int64 [B]: row of the flat observation array that holds the column's row 0."""
+    action: dict[str, torch.Tensor]
+    log_prob: torch.Tensor
+    reward: torch.Tensor
+    terminated: torch.Tensor
+    truncated: torch.Tensor
+    ignored: torch.Tensor
+    kept: torch.Tensor
+    """bool: neither ignored nor too old."""
+    lag: np.ndarray
+    """int64: versions published since the row was chosen."""
+
+    @property
+    def num_columns(self) -> int:
+        """B."""
+        return len(self.first_row)
+
+
+class BatchReader:
+    """Reads batches out of the arena; owns the buffers that chunks of observations are gathered into."""
+
+    def __init__(self, shared: Shared, chunk_rows: int) -> None:
+        plan = shared.plan
+        self._shared = shared
+        self._T, self._E = plan.rollout_length, plan.envs_per_group
+        rows = plan.num_slots * (self._T + 1) * self._E
+        self._obs_rows = {key: obs.reshape(rows, *obs.shape[3:]) for key, obs in shared.obs.items()}
+        self._chunk = {
+            key: np.empty((chunk_rows, *flat.shape[1:]), flat.dtype) for key, flat in self._obs_rows.items()
+        }
+
+    def read(self, slots: np.ndarray, version: int, max_lag: int) -> Batch:
+        """Gather the small arrays of `slots` (int64 [n]) at the learner's current `version`."""
+        shared = self._shared
+        ignored = self._columns(shared.ignored, slots)[: self._T]
+        lag = version - self._columns(shared.version, slots)
+        kept = ~ignored & (lag <= max_lag)
+        first_row = (slots[:, None] * (self._T + 1) * self._E + np.arange(self._E)).ravel()
+
+        def tensor(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(self._columns(array, slots))
+
+        return Batch(
+            first_row=first_row,
+            action={key: tensor(action) for key, action in shared.action.items()},
+            log_prob=tensor(shared.log_prob),
+            reward=tensor(shared.reward),
+            terminated=tensor(shared.terminated),
+            truncated=tensor(shared.truncated),
+            ignored=torch.from_numpy(ignored),
+            kept=torch.from_numpy(kept),
+            lag=lag,
+        )
+
+    def _columns(self, array: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Gather `[slots, rows, E, ...]` to `[rows, B, ...]`."""
+        taken = array[slots]  # [n, rows, E, ...]
+        rows = taken.shape[1]
+        return np.ascontiguousarray(np.moveaxis(taken, 1, 0)).reshape(rows, -1, *taken.shape[3:])
+
+    def rows(self, first_row: np.ndarray, times: range) -> np.ndarray:
+        """Flat observation rows of columns at `times`, time-major: int64 [len(times) * len(first_row)]."""
+        return (np.asarray(times)[:, None] * self._E + first_row).ravel()
+
+    def observations(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
+        """Gather up to `chunk_rows` observations; valid until the next call."""
+        obs = {}
+        for key, flat in self._obs_rows.items():
+            chunk = self._chunk[key][: len(rows)]
+            np.take(flat, rows, axis=0, out=chunk)
+            obs[key] = torch.from_numpy(chunk)
+        return obs

@@ -1,0 +1,145 @@
+"""The crew of a run: every child process, from its launch to its end; owned by the supervisor.
+
+Start-up messages go over a pipe per child (main waits for them one by one); from then on the arena is the
+only link, and main looks at pidfds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import select
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from fastrl.errors import ConfigError
+from fastrl.shm import Arena, CrashReport
+from fastrl.workers.bodies import inference_main, learner_main, rollout_main
+from fastrl.workers.children import Child
+from fastrl.workers.process import Launcher, Lines
+from fastrl.workers.reports import ReportQueue
+from fastrl.workers.rollout import RolloutStart
+
+
+class ProcessDied(RuntimeError):
+    """A process whose death ends the run has died; the message tells who, how, and its traceback."""
+
+
+class Crew:
+    """All child processes of a run and what they share from the start: the arena and the report queue."""
+
+    def __init__(self) -> None:
+        self.arena = Arena.create()
+        self.reports = ReportQueue()
+        self.members: list[Child] = []
+        self._launcher = Launcher()
+        self._forkserver_fd: int | None = None
+
+    def launch_rollout(self, start: RolloutStart) -> Child:
+        """Start a rollout process from the forkserver."""
+        ours, theirs = multiprocessing.Pipe()
+        crash = CrashReport.create()
+        lines = Lines(self.arena, crash, theirs, parent_pid=None)
+        name = f"rollout-{start.worker}"
+        process = self._launcher.fork(name, rollout_main, start, lines)
+        theirs.close()
+        return self._enlist(Child("rollout", process, ours, crash, start.worker))
+
+    def launch_learner(self) -> Child:
+        """Start the learner; it begins with importing torch and waits for its configuration."""
+        return self._spawn("learner", learner_main, self.reports.fifo)
+
+    def launch_inference(self) -> Child:
+        """Start the inference worker; it begins with importing torch and waits for its configuration."""
+        return self._spawn("inference", inference_main)
+
+    def _spawn(self, role: str, body: Any, *args: Any) -> Child:
+        ours, theirs = multiprocessing.Pipe()
+        crash = CrashReport.create()
+        lines = Lines(self.arena, crash, theirs, parent_pid=os.getpid())
+        process = self._launcher.spawn(role, body, lines, *args)
+        theirs.close()
+        return self._enlist(Child(role, process, ours, crash))
+
+    def _enlist(self, child: Child) -> Child:
+        self.members.append(child)
+        return child
+
+    def watch_forkserver(self, pid: int) -> None:
+        """Watch the forkserver as well: without it no worker can be replaced, and its children die."""
+        self._forkserver_fd = os.pidfd_open(pid)
+
+    def expect(self, child: Child, kind: str) -> Any:
+        """Wait for a start-up message of `child` and return its value.
+
+        Raises ConfigError with the sentence of any child that refuses, ProcessDied when any has died.
+        """
+        while True:
+            self.receive()
+            if child.messages:
+                received, value = child.messages.pop(0)
+                assert received == kind, f"{child.name} sent {received!r} where {kind!r} was due"
+                return value
+            for member in self.members:
+                if member.has_ended():
+                    self.receive()
+                    raise ProcessDied(member.story())
+            pipes = [m.pipe.fileno() for m in self.members if not m.pipe_ended]
+            _poll([*pipes, *(m.pidfd for m in self.members)], 1.0)
+
+    def receive(self) -> None:
+        """Take in start-up messages; raises ConfigError for a refusal."""
+        for member in self.members:
+            for kind, value in member.receive():
+                if kind == "refused":
+                    raise ConfigError(value)
+                member.messages.append((kind, value))
+
+    def wait_for_events(self, wake: int, timeout: float) -> None:
+        """Sleep until a process ends, `wake` becomes readable, or `timeout` seconds have passed."""
+        descriptors = [member.pidfd for member in self.members]
+        if self._forkserver_fd is not None:
+            descriptors.append(self._forkserver_fd)
+        _poll([*descriptors, wake], timeout)
+
+    def forkserver_ended(self) -> bool:
+        """Whether the forkserver has ended; it ends before its children, so ask this before blaming one."""
+        return self._forkserver_fd is not None and bool(_poll([self._forkserver_fd], 0.0))
+
+    def discharge(self, child: Child) -> None:
+        """Forget a child that has ended."""
+        self.members.remove(child)
+        child.close()
+
+    def wait_for_end(self, members: Iterable[Child], timeout: float) -> bool:
+        """Wait until all of these have ended; False when `timeout` seconds passed first."""
+        deadline = time.monotonic() + timeout
+        return all(m.has_ended(max(0.0, deadline - time.monotonic())) for m in members)
+
+    def end(self) -> None:
+        """Kill whatever still runs, wait for it, release everything. Safe to call again."""
+        self.kill()
+        for member in list(self.members):
+            member.has_ended(5.0)
+            self.discharge(member)
+        self.reports.stop()
+        if self._forkserver_fd is not None:
+            os.close(self._forkserver_fd)
+            self._forkserver_fd = None
+        self.arena.close()
+
+    def kill(self) -> None:
+        """Kill every child at once."""
+        for member in self.members:
+            with contextlib.suppress(OSError):
+                member.kill()
+
+
+def _poll(descriptors: list[int], timeout: float) -> list[tuple[int, int]]:
+    # select() refuses descriptors over 1023, which hundreds of workers reach.
+    poller = select.poll()
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
+    return poller.poll(timeout * 1000)

@@ -1,0 +1,146 @@
+"""The inference process: one forward pass over the rows of all ready groups.
+
+::
+
+    pop ready groups ─▶ gather their rows ─▶ forward, sample ─▶ write action, log_prob, value, version
+                                                                  in place ─▶ push acted
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import torch
+
+from fastrl.models.acting import ActingPolicy
+from fastrl.models.noise import uniform
+from fastrl.monitor.accounts import ROW_SHIFT, Clock
+from fastrl.shm import Weights
+from fastrl.workers.plan import Plan
+from fastrl.workers.process import Lines
+from fastrl.workers.shared import GENERATION_SHIFT, GROUP_MASK, Shared
+
+AUTO_WAIT_SECONDS = 0.010
+
+
+class Inference:
+    """Chooses actions for groups, with the newest published weights; owns the acting copy of the policy."""
+
+    def __init__(self, shared: Shared, policy: ActingPolicy) -> None:
+        plan = shared.plan
+        self._shared = shared
+        self._policy = policy
+        self._weights: Weights = shared.weights()
+        self._version = 0
+        self._seed = plan.config.seed
+        self._T, self._K = plan.rollout_length, plan.slots_per_group
+        E = plan.envs_per_group
+        self._env_index = np.arange(plan.num_envs, dtype=np.int64).reshape(-1, E)
+        # How often each environment was acted for; with its index and the seed it keys the noise.
+        self._acted = np.zeros((plan.num_groups, E), np.int64)
+        self._progress = np.zeros(plan.num_groups, np.int64)
+        self._filled = np.zeros(plan.num_groups, np.int64)
+        slots = plan.num_slots
+        self._obs_rows = {
+            key: obs.reshape(slots * (self._T + 1), E, *obs.shape[3:]) for key, obs in shared.obs.items()
+        }
+        self._obs_batch = {
+            key: np.empty((plan.num_groups, *rows.shape[1:]), rows.dtype)
+            for key, rows in self._obs_rows.items()
+        }
+        self._action_rows = {
+            key: action.reshape(slots * self._T, E, *action.shape[3:])
+            for key, action in shared.action.items()
+        }
+        self._log_prob_rows = shared.log_prob.reshape(slots * self._T, E)
+        self._value_rows = shared.value.reshape(slots * self._T, E)
+        self._version_rows = shared.version.reshape(slots * self._T, E)
+
+    def refresh(self) -> int:
+        """Take over the newest published weights; return their version (0: none yet)."""
+        if self._weights.version != self._version:
+            self._version = self._weights.read(self._policy.flat)
+            self._policy.refresh()
+        return self._version
+
+    def run(self, groups: np.ndarray) -> None:
+        """Act for `groups` (int64 [n]): each group's current row gets its actions."""
+        shared, count = self._shared, len(groups)
+        progress, filled = self._progress[:count], self._filled[:count]
+        shared.progress.load_many(groups, progress)
+        shared.filled.load_many(groups, filled)
+        row = progress >> ROW_SHIFT
+        slot = groups * self._K + filled % self._K
+        obs = {}
+        for key, rows in self._obs_rows.items():
+            batch = self._obs_batch[key][:count]
+            np.take(rows, slot * (self._T + 1) + row, axis=0, out=batch)
+            obs[key] = torch.from_numpy(batch.reshape(-1, *batch.shape[2:]))
+        env_index, acted = self._env_index[groups].ravel(), self._acted[groups].ravel()
+        self._acted[groups] += 1
+        noise = {
+            key: torch.from_numpy(uniform(self._seed, env_index, acted, leaf, dims))
+            for leaf, (key, dims) in enumerate(self._policy.noise_dims.items())
+        }
+        actions, log_prob, value = self._policy.act(obs, noise)
+        at = slot * self._T + row
+        for key, rows in self._action_rows.items():
+            rows[at] = actions[key].numpy().reshape(count, *rows.shape[1:])
+        self._log_prob_rows[at] = log_prob.numpy().reshape(count, -1)
+        self._value_rows[at] = value.numpy().reshape(count, -1)
+        self._version_rows[at] = self._version
+
+
+def _patience(plan: Plan) -> tuple[int, float]:
+    """How many groups to wait for, and how long after the first (seconds).
+
+    Where processes outnumber cores, small batches cost more than they save: whoever is not served yet
+    would not have a core to run on either.
+    """
+    wait = plan.config.inference_wait
+    if wait == "auto":
+        seconds = AUTO_WAIT_SECONDS if plan.crowded else 0.0
+    else:
+        seconds = wait / 1000
+    return (math.ceil(plan.num_groups / 3) if seconds > 0 else 1), seconds
+
+
+def run(lines: Lines) -> None:
+    """Serve ready groups until the engine closes."""
+    torch.set_num_threads(1)
+    plan: Plan = lines.pipe.recv()
+    shared = Shared(plan, lines.arena)
+    inference = Inference(shared, ActingPolicy(plan.spec, plan.config))
+    inbox, outbox = shared.inference_inbox(), shared.inference_outbox()
+    clock = shared.inference_clock
+    at_least, linger = _patience(plan)
+    words = np.zeros(plan.num_groups, np.uint64)
+    sources = np.zeros(plan.num_groups, np.uint32)
+    generation = np.zeros(plan.num_workers, np.int64)
+    while inference.refresh() == 0:
+        # The learner publishes its first weights within milliseconds of the plan.
+        if inbox.pop_many(words[:0], sources[:0], timeout=0.002) != 0:
+            raise AssertionError("a pop of no words returned some")
+    clock.store(Clock.STARTED, time.monotonic_ns())
+    while True:
+        before = time.monotonic_ns()
+        count = inbox.pop_many(words, sources, timeout=1.0, at_least=at_least, linger=linger)
+        clock.add(Clock.WAIT, time.monotonic_ns() - before)
+        if count == 0:
+            continue
+        generation = shared.generation.snapshot()
+        word, source = words[:count].astype(np.int64), sources[:count]
+        current = (word >> GENERATION_SHIFT) == generation[source]
+        if not current.all():
+            # A worker that has died since; its replacement asks again.
+            word, source = word[current], source[current]
+        if len(word) == 0:
+            continue
+        inference.refresh()
+        inference.run(word & GROUP_MASK)
+        if outbox.push_many(source, word.astype(np.uint64)) != len(word):
+            raise AssertionError("an acted ring is full; plan.layout sizes it")
+        clock.add(Clock.BATCHES, 1)
+        clock.add(Clock.ROWS, len(word) * plan.envs_per_group)

@@ -1,0 +1,251 @@
+"""The learner process: trains on full slots, publishes weights, returns the slots.
+
+::
+
+    pop full ─▶ batch ─▶ epochs x minibatches of columns: forward, V-trace, loss, backward, step
+                                   ─▶ publish ─▶ return the slots
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastrl import checkpoint
+from fastrl.config import save_interval
+from fastrl.monitor.accounts import Clock, Control
+from fastrl.shm import Closed
+from fastrl.workers.batch import BatchReader
+from fastrl.workers.plan import Plan
+from fastrl.workers.process import Lines
+from fastrl.workers.reports import EndReport, MetricsReport, SavedReport, send
+from fastrl.workers.shared import GROUP_MASK, Shared
+from fastrl.workers.update import Updater
+
+REPORT_SECONDS = 0.5
+
+
+class SlotQueue:
+    """Full slots in the order in which they were filled, and what is counted as they are taken.
+
+    The counters decide which slots are full; a word of the ring only says which group to look at, so a word
+    that was lost with its process is made up for by the group's next one.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._K = shared.plan.slots_per_group
+        groups = shared.plan.num_groups
+        self._taken = np.zeros(groups, np.int64)
+        self._through = np.zeros(groups, np.int64)
+        self._slots: deque[int] = deque()
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def look_at(self, group: int) -> None:
+        """Queue the slots of a group that have become full."""
+        for nth in range(int(self._taken[group]), self._shared.filled.load(group)):
+            self._slots.append(group * self._K + nth % self._K)
+            self._taken[group] = nth + 1
+
+    def take(self, count: int) -> tuple[np.ndarray, int]:
+        """Remove the oldest `count` slots; return them (int64) and the steps dropped before them.
+
+        A slot knows the steps its group had made when it was full. What lies between that, its own valid
+        rows and the group's slot before it was made by a worker that died in the middle of a slot.
+        """
+        shared = self._shared
+        slots = np.array([self._slots.popleft() for _ in range(count)], np.int64)
+        dropped = 0
+        for slot in slots.tolist():
+            group = slot // self._K
+            through = int(shared.sampled_through[slot])
+            valid = int(np.count_nonzero(~shared.ignored[slot, :-1]))
+            dropped += through - int(self._through[group]) - valid
+            self._through[group] = through
+        return slots, dropped
+
+
+class Learner:
+    """Trains on batches of slots; owns the network, the optimiser and the publication of weights."""
+
+    def __init__(self, shared: Shared, updater: Updater) -> None:
+        plan = shared.plan
+        self._shared = shared
+        self._config = plan.config
+        self._updater = updater
+        self._weights = shared.weights()
+        self._reader = BatchReader(shared, updater.chunk_rows)
+        self._returned = np.zeros(plan.num_groups, np.int64)
+        self._K = plan.slots_per_group
+        self.steps = 0
+        self.updates = 0
+        self.version = self._publish()
+
+    def _publish(self) -> int:
+        return self._weights.publish(self._updater.flat_numpy())
+
+    def train(self, slots: np.ndarray) -> dict[str, Any]:
+        """Train `epochs` times on the kept rows of `slots`, publish, give the slots back.
+
+        Returns the metrics of the update: numbers, or 0-dimensional tensors on the device.
+        """
+        config, control = self._config, self._shared.control
+        started = time.perf_counter()
+        batch = self._reader.read(slots, self.version, config.max_policy_lag)
+        valid = ~batch.ignored.numpy()
+        num_valid = int(valid.sum())
+        num_kept = int(batch.kept.sum())
+        metrics: dict[str, Any] = {}
+        lag = batch.lag[valid]
+        if num_valid:
+            metrics["lag/mean"] = float(lag.mean())
+            metrics["lag/p99"] = float(np.percentile(lag, 99))
+            metrics["lag/max"] = float(lag.max())
+            metrics["lag/masked_share"] = 1.0 - num_kept / num_valid
+        left = 1.0 - self.steps / config.total_steps if config.lr_schedule == "linear" else 1.0
+        learning_rate = config.learning_rate * max(0.0, left)
+        if num_kept:
+            metrics |= self._updater.update(batch, self._reader, learning_rate, self.updates)
+        self.steps += num_valid
+        self.updates += 1
+        control.add(Control.TRAINED, num_kept)
+        control.add(Control.MASKED, num_valid - num_kept)
+        control.store(Control.STEPS, self.steps)
+        control.store(Control.UPDATES, self.updates)
+        # Publish first: whoever gets a slot back acts with weights that have learned from it.
+        self.version = self._publish()
+        groups = slots // self._K
+        for group in groups.tolist():
+            self._returned[group] += 1
+            self._shared.returned.store(group, int(self._returned[group]))
+        metrics["charts/learning_rate"] = learning_rate
+        metrics["perf/update_ms"] = (time.perf_counter() - started) * 1e3
+        return metrics
+
+
+class MeanMetrics:
+    """Running means of updates' metrics; tensors stay on their device until the report."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[Any]] = {}
+        self.updates = 0
+
+    def add(self, metrics: dict[str, Any]) -> None:
+        """Add one update."""
+        self.updates += 1
+        for name, value in metrics.items():
+            self._rows.setdefault(name, []).append(value)
+
+    def take(self) -> MetricsReport:
+        """Return the means and start anew."""
+        means = {}
+        for name, values in self._rows.items():
+            means[name] = float(np.mean([float(value) for value in values]))
+        report = MetricsReport(means, self.updates)
+        self._rows, self.updates = {}, 0
+        return report
+
+
+class Saver:
+    """Decides when a checkpoint is due, and writes it."""
+
+    def __init__(self, run_dir: Path, every: str, state: Callable[[], dict[str, Any]], fifo: Any) -> None:
+        self._run_dir = run_dir
+        self._every, self._unit = save_interval(every)
+        self._state = state
+        self._fifo = fifo
+        self._last_time, self._last_update = time.monotonic(), 0
+
+    def save_if_due(self, steps: int, updates: int) -> None:
+        """Write a checkpoint if `--save-every` has passed since the last one."""
+        elapsed = time.monotonic() - self._last_time if self._unit == "s" else updates - self._last_update
+        if elapsed >= self._every:
+            self.save(steps, updates)
+
+    def save(self, steps: int, updates: int) -> None:
+        """Write a checkpoint now; a failure is reported, and training goes on."""
+        path = checkpoint.checkpoint_path(self._run_dir, steps)
+        error = None
+        try:
+            checkpoint.save(self._run_dir, steps, self._state())
+        except OSError as failure:
+            error = str(failure)
+        self._last_time, self._last_update = time.monotonic(), updates
+        send(self._fifo, SavedReport(str(path), error), timeout=1.0)
+
+
+def run(lines: Lines, fifo: Any) -> None:
+    """Train until the engine closes, main asks to stop, or `total_steps` are reached."""
+    config, spec, run_dir = lines.pipe.recv()
+    torch.manual_seed(config.seed)
+    updater = Updater(spec, config)
+    lines.pipe.send(("built", updater.num_params))
+    plan: Plan = lines.pipe.recv()
+    torch.set_num_threads(plan.learner_threads)
+    shared = Shared(plan, lines.arena)
+    learner = Learner(shared, updater)
+    started = time.monotonic()
+
+    def state() -> dict[str, Any]:
+        return {
+            **updater.state(),
+            "updates": learner.updates,
+            "version": learner.version,
+            "seed": config.seed,
+            "seconds": time.monotonic() - started,
+        }
+
+    saver = Saver(run_dir, config.save_every, state, fifo)
+    try:
+        _loop(shared, learner, saver, fifo)
+    except Closed:
+        pass
+    saver.save(learner.steps, learner.updates)
+    send(fifo, EndReport(learner.steps), timeout=1.0)
+
+
+def _loop(shared: Shared, learner: Learner, saver: Saver, fifo: Any) -> None:
+    plan, control, clock = shared.plan, shared.control, shared.learner_clock
+    inbox, outbox = shared.learner_inbox(), shared.learner_outbox()
+    queue, means = SlotQueue(shared), MeanMetrics()
+    words = np.zeros(plan.num_slots, np.uint64)
+    sources = np.zeros(plan.num_slots, np.uint32)
+    next_report = 0.0
+    clock.store(Clock.STARTED, time.monotonic_ns())
+    while learner.steps < plan.config.total_steps and not control.load(Control.STOP):
+        timeout = 0.0
+        while True:
+            before = time.monotonic_ns()
+            count = inbox.pop_many(words, sources, timeout=timeout)
+            clock.add(Clock.WAIT, time.monotonic_ns() - before)
+            for word in words[:count].tolist():
+                queue.look_at(word & GROUP_MASK)
+            if len(queue) >= plan.batch_slots and count == 0:
+                break
+            timeout = 0.0 if len(queue) >= plan.batch_slots else 1.0
+        full = len(queue)
+        slots, dropped = queue.take(plan.batch_slots)
+        control.add(Control.DROPPED, dropped)
+        metrics = learner.train(slots)
+        metrics["queue/full_slots"] = full
+        groups = slots // plan.slots_per_group
+        workers = (groups // plan.groups_per_worker).astype(np.uint32)
+        if outbox.push_many(workers, groups.astype(np.uint64)) != len(groups):
+            raise AssertionError("a returned ring is full; plan.layout sizes it")
+        means.add(metrics)
+        if time.monotonic() >= next_report:
+            send(fifo, means.take())
+            next_report = time.monotonic() + REPORT_SECONDS
+        saver.save_if_due(learner.steps, learner.updates)
+    if means.updates:
+        send(fifo, means.take(), timeout=1.0)
+
+

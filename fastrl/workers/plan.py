@@ -1,0 +1,228 @@
+"""The plan of a run: how many of what, and where each array lies in the arena.
+
+Everything that the processes must agree on is computed once, by main, from the resolved configuration and
+the environment's spaces, and travels to them as one picklable :class:`Plan`::
+
+    W workers x G groups = N groups of E environments;  group g has slots g*K .. g*K + K-1
+    slot s, row t, environment e  ─▶  obs row (s*(T+1) + t)*E + e,  other rows (s*T + t)*E + e
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fastrl.config import TrainConfig
+from fastrl.envs.spec import EnvSpec
+from fastrl.errors import ConfigError
+from fastrl.monitor.accounts import CLOCK_SIZE, Control
+from fastrl.shm import DOORBELL_BYTES, Layout, Segment, byte_ring_bytes, ring_bytes, weights_bytes
+
+EPISODE_RING_BYTES = 1 << 18
+"""Room for 10,000 finished episodes of one worker between two looks of main."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes and layout of one run (see the module's docstring for the letters)."""
+
+    config: TrainConfig
+    spec: EnvSpec
+    num_params: int
+    cores: int
+    segment: Segment = field(default_factory=lambda: Segment(0, 0))
+
+    @property
+    def num_workers(self) -> int:
+        """W, the number of rollout processes."""
+        return int(self.config.workers)
+
+    @property
+    def groups_per_worker(self) -> int:
+        """G, the groups that one worker alternates between."""
+        return self.config.groups_per_worker
+
+    @property
+    def num_groups(self) -> int:
+        """N = W x G."""
+        return self.num_workers * self.groups_per_worker
+
+    @property
+    def envs_per_group(self) -> int:
+        """E, the environments stepped together."""
+        return self.config.envs_per_worker // self.groups_per_worker
+
+    @property
+    def num_envs(self) -> int:
+        """All environments of the run."""
+        return self.num_groups * self.envs_per_group
+
+    @property
+    def rollout_length(self) -> int:
+        """T, the rows of a slot (and one bootstrap row)."""
+        return self.config.rollout_length
+
+    @property
+    def batch_slots(self) -> int:
+        """Slots in one batch of the learner."""
+        return self.config.batch_size // (self.rollout_length * self.envs_per_group)
+
+    @property
+    def slots_per_group(self) -> int:
+        """K: one slot trains, one is full and one fills, so that neither side waits for the other."""
+        return 2 * -(-self.batch_slots // self.num_groups) + 1
+
+    @property
+    def num_slots(self) -> int:
+        """All slots of the arena."""
+        return self.num_groups * self.slots_per_group
+
+    @property
+    def largest_lag(self) -> int:
+        """Policy lag in versions, at the pop of a batch, for groups of equal speed and a slow learner.
+
+        All K slots of a group are then full: the oldest row was chosen when the slot's turn came, and
+        the other K - 1 slots of every group are trained on before it.
+        """
+        return -(-(self.slots_per_group - 1) * self.num_groups // self.batch_slots)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether processes outnumber cores, so that a process awake is one that keeps another waiting."""
+        return self.num_workers + 2 > self.cores
+
+    @property
+    def learner_threads(self) -> int:
+        """Threads of the learner's kernels: the cores that rollout and inference leave over."""
+        return max(1, min(16, self.cores - self.num_workers - 1))
+
+    def layout(self) -> Layout:
+        """Lay out every shared array of the run; all-zero memory is its valid first state."""
+        workers, groups, slots = self.num_workers, self.num_groups, self.num_slots
+        T, E = self.rollout_length, self.envs_per_group
+        # A ring never fills: at most one word waits per group and kind, and words of dead generations.
+        words = 1 << max(6, (4 * self.groups_per_worker * (self.slots_per_group + 1)).bit_length())
+        layout = Layout()
+        for name in ("ready", "acted", "full", "returned"):
+            layout.add(f"ring/{name}", (workers, ring_bytes(words)), np.uint8)
+        layout.add("doorbell/rollout", (workers, DOORBELL_BYTES), np.uint8)
+        layout.add("doorbell/inference", (DOORBELL_BYTES,), np.uint8)
+        layout.add("doorbell/learner", (DOORBELL_BYTES,), np.uint8)
+        layout.add("episodes", (workers, byte_ring_bytes(EPISODE_RING_BYTES)), np.uint8)
+        layout.add("weights", (weights_bytes(self.num_params),), np.uint8)
+        for name, length in (
+            ("filled", groups),
+            ("returned", groups),
+            ("progress", groups),
+            ("generation", workers),
+            ("control", len(Control)),
+            ("clock/rollout", workers * CLOCK_SIZE),
+            ("clock/inference", CLOCK_SIZE),
+            ("clock/learner", CLOCK_SIZE),
+        ):
+            layout.add(f"counter/{name}", (length,), np.int64)
+        for key, leaf in self.spec.observation.items():
+            layout.add(f"obs/{key}", (slots, T + 1, E, *leaf.shape), leaf.dtype)
+        for key, action in self.spec.action.items():
+            layout.add(f"action/{key}", (slots, T, E, *action.shape), action.dtype)
+        for name, dtype in (
+            ("log_prob", np.float32),
+            ("value", np.float32),
+            ("version", np.int64),
+            ("reward", np.float32),
+            ("terminated", np.bool_),
+            ("truncated", np.bool_),
+        ):
+            layout.add(name, (slots, T, E), dtype)
+        layout.add("ignored", (slots, T + 1, E), np.bool_)
+        layout.add("sampled_through", (slots,), np.int64)
+        return layout
+
+    def check_memory(self) -> None:
+        """Refuse a plan whose arena does not fit into what the machine or the cgroup still allows."""
+        needed, available = self.layout().nbytes, available_memory()
+        if needed > 0.9 * available:
+            raise ConfigError(
+                f"The plan needs {needed / 2**30:.1f} GiB of shared memory for {self.num_slots} slots, and "
+                f"{available / 2**30:.1f} GiB are available; use fewer environments (--workers, "
+                f"--envs-per-worker) or a shorter --rollout-length."
+            )
+
+    def describe(self) -> list[str]:
+        """Say in a few lines what will run, for the console and the log."""
+        config, nbytes = self.config, self.layout().nbytes
+        steps = config.batch_size
+        return [
+            f"env        {self.spec.env_id}: {self.num_envs} environments, frame skip {self.spec.frame_skip}, "
+            f"seed {config.seed}",
+            f"processes  main, {self.num_workers} rollout ({self.groups_per_worker} groups of "
+            f"{self.envs_per_group}), 1 inference, 1 learner on {self.cores} cores "
+            f"({'crowded' if self.crowded else 'uncrowded'})",
+            f"threads    1 per rollout group, 1 inference, {self.learner_threads} learner; "
+            f"encoder in {config.dtype} on {config.device}",
+            f"slots      {self.num_slots} x {nbytes / self.num_slots / 2**20:.2f} MiB = "
+            f"{nbytes / 2**20:,.0f} MiB shared memory",
+            f"batch      {steps:,} steps = {self.batch_slots} slots of T={self.rollout_length}, "
+            f"{config.minibatches} minibatches, {config.epochs} "
+            f"epoch{'s' if config.epochs > 1 else ''}",
+            f"policy lag 0 to 1 version where sampling is the slower side, up to {self.largest_lag} where "
+            f"learning is; trained up to {config.max_policy_lag}",
+            f"preset     {config.preset}",
+        ]
+
+
+def available_cores() -> int:
+    """Cores that this process may really use: its affinity mask, and the cgroup's CPU quota."""
+    cores = len(os.sched_getaffinity(0))
+    for quota in _cgroup_values("cpu.max"):
+        limit, period = quota.split()
+        if limit != "max":
+            cores = min(cores, max(1, int(limit) // int(period)))
+    return cores
+
+
+def available_memory() -> int:
+    """Bytes that may still be allocated: MemAvailable, or less where a cgroup's limit is nearer."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    for limit, used in zip(
+        _cgroup_values("memory.max"), _cgroup_values("memory.current"), strict=False
+    ):
+        if limit != "max":
+            available = min(available, int(limit) - int(used))
+    return available
+
+
+def _cgroup_values(name: str) -> list[str]:
+    """Values of a cgroup-v2 file for this process's group and every group above it."""
+    try:
+        line = next(
+            line
+            for line in Path("/proc/self/cgroup").read_text().splitlines()
+            if line.startswith("0::")
+        )
+    except (OSError, StopIteration):
+        return []
+    root = Path("/sys/fs/cgroup")
+    group = root / line.removeprefix("0::").strip().lstrip("/")
+    values = []
+    for folder in (group, *group.parents):
+        if not folder.is_relative_to(root):
+            break
+        try:
+            values.append((folder / name).read_text().strip())
+        except OSError:
+            continue
+    return values
+
+
+def has_bf16() -> bool:
+    """Whether the processor has bf16 dot-product or matrix instructions."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags or " bf16" in flags

@@ -1,0 +1,134 @@
+"""Starting processes, ending with one's parent, and leaving a traceback behind.
+
+Rollout processes come from a forkserver that has numpy and the environments imported; learner and
+inference are spawned. None of them re-runs the user's main script, and none outlives main::
+
+    main ──PDEATHSIG──▶ forkserver ──PDEATHSIG──▶ rollout 0..N
+     └─────PDEATHSIG──▶ learner, inference
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from fastrl.errors import ConfigError
+from fastrl.shm import Arena, Closed, CrashReport
+
+MAIN_PID_VARIABLE = "FASTRL_MAIN_PID"
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent ends, and exit at once if it already has."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What a child is given at its start: shared memory, its crash report, and a pipe for the start-up."""
+
+    arena: Arena
+    crash: CrashReport
+    pipe: Connection
+    parent_pid: int | None  # None: the forkserver's, known to its children
+
+
+@contextlib.contextmanager
+def child_of_main(lines: Lines) -> Iterator[None]:
+    """Run a child's body: the end by `Closed` is the normal one, a traceback goes to the crash report.
+
+    The exit code is 0 after Closed, 2 after a ConfigError (whose sentence goes up the pipe), else 1.
+    """
+    if lines.parent_pid is None:
+        from fastrl.workers.preload import FORKSERVER_PID
+
+        die_with_parent(FORKSERVER_PID)
+    else:
+        die_with_parent(lines.parent_pid)
+    # Only main acts on Ctrl-C, which the terminal sends to the whole process group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable(file=lines.crash.fileno(), all_threads=True)
+    try:
+        yield
+    except Closed:
+        pass
+    except ConfigError as error:
+        with contextlib.suppress(OSError):
+            lines.pipe.send(("refused", str(error)))
+        sys.exit(2)
+    except BaseException:
+        lines.crash.write(traceback.format_exc())
+        sys.exit(1)
+
+
+@contextlib.contextmanager
+def _hidden_main_module() -> Iterator[None]:
+    """Show multiprocessing an empty ``__main__``, so that children do not run the user's script again."""
+    module = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = module
+
+
+class Launcher:
+    """Starts the processes of a run; owned by main, used from its main thread alone.
+
+    PDEATHSIG follows the thread that started a child, so a thread that ends would take its children along.
+    """
+
+    def __init__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("fastrl starts its processes from the main thread; call train() there.")
+        self._spawn = multiprocessing.get_context("spawn")
+        self._forkserver = multiprocessing.get_context("forkserver")
+        self._forkserver.set_forkserver_preload(["fastrl.workers.preload"])
+
+    def spawn(self, name: str, target: Callable[..., None], *args: Any) -> Any:
+        """Start a process with a fresh interpreter (learner, inference); it may import torch."""
+        process = self._spawn.Process(name=name, target=target, args=args, daemon=True)
+        with _hidden_main_module():
+            process.start()
+        return process
+
+    def fork(self, name: str, target: Callable[..., None], *args: Any) -> Any:
+        """Start a process from the forkserver (rollout); cheap, and free of torch."""
+        process = self._forkserver.Process(name=name, target=target, args=args, daemon=True)
+        # Read by the forkserver at its first start. OpenBLAS would start a thread per core before the fork.
+        with _hidden_main_module(), _environment(
+            **{MAIN_PID_VARIABLE: str(os.getpid()), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        ):
+            process.start()
+        return process
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    saved = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,287 @@
+"""The rollout process: steps environments and writes each row where it will be trained on.
+
+::
+
+    pop acted ─▶ env.step(actions read from the arena) ─▶ write the next row in place ─▶ push ready
+                              after row T: push full, go on in the next slot when it is free
+
+Nothing here imports torch: a process of its own costs a few megabytes, and there may be hundreds.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fastrl.config import TrainConfig
+from fastrl.envs import StepOut, VectorEnv, describe, make
+from fastrl.envs.options import EnvOptions
+from fastrl.errors import ConfigError
+from fastrl.monitor.accounts import CLOCK_SIZE, EPISODE_DTYPE, ROW_SHIFT, SAMPLED_MASK, Clock
+from fastrl.shm import ByteRing
+from fastrl.workers.shared import GENERATION_SHIFT, GROUP_MASK, Shared
+
+if TYPE_CHECKING:
+    from fastrl.workers.plan import Plan
+    from fastrl.workers.process import Lines
+
+ACTED, RETURNED = 0, 1  # sources of the inbox
+READY, FULL = 0, 1  # rings of the outbox
+
+
+class RolloutGroup:
+    """One group of E environments, its slots and its episode statistics; used by one process only."""
+
+    def __init__(self, shared: Shared, env: VectorEnv, group: int) -> None:
+        plan = shared.plan
+        E = plan.envs_per_group
+        self._shared = shared
+        self._env = env
+        self.group = group
+        self._first_slot = group * plan.slots_per_group
+        self._num_slots = plan.slots_per_group
+        self._T = plan.rollout_length
+        self._clip_reward = plan.config.reward_clip == "sign"
+        self._sampled = shared.progress.load(group) & SAMPLED_MASK
+        self._filled = shared.filled.load(group)
+        self._slot = self._first_slot + self._filled % self._num_slots
+        self._row = 0
+        self._reward = np.zeros(E, np.float32)
+        self._episode_over = np.zeros(E, np.bool_)
+        self._return = np.zeros(E, np.float64)
+        self._length = np.zeros(E, np.int64)
+        self._env_index = group * E + np.arange(E, dtype=np.int32)
+        # Where the newest observation lies while the group waits for a slot: (slot, row) of the arena, or
+        # the buffers that the first reset wrote.
+        self._pending_obs = {
+            key: np.zeros((E, *leaf.shape), leaf.dtype) for key, leaf in plan.spec.observation.items()
+        }
+        self._pending_ignored = np.zeros(E, np.bool_)
+        self.waits_for_slot = False
+
+    def begin(self) -> bool:
+        """Reset the environments and place their first observations; False: no slot is free yet."""
+        plan = self._shared.plan
+        generation = self._shared.generation.load(self.group // plan.groups_per_worker)
+        # Keyed by the run-wide index, so that how environments are spread over groups changes no episode.
+        rngs = [
+            np.random.default_rng([plan.config.seed, int(index), generation])
+            for index in self._env_index
+        ]
+        steps = np.array([rng.integers(0, max(1, plan.config.stagger)) for rng in rngs])
+        self._return, self._length = self._env.reset(self._pending_obs, steps, rngs)
+        return self._enter_slot()
+
+    def resume(self) -> bool:
+        """Go on in the next slot if one is free; False: still none."""
+        return self._enter_slot() if self.waits_for_slot else False
+
+    def _enter_slot(self) -> bool:
+        shared = self._shared
+        if self._filled - shared.returned.load(self.group) >= self._num_slots:
+            self.waits_for_slot = True
+            return False
+        self.waits_for_slot = False
+        self._slot = slot = self._first_slot + self._filled % self._num_slots
+        self._row = 0
+        for key, obs in shared.obs.items():
+            obs[slot, 0] = self._pending_obs[key]
+        shared.ignored[slot, 0] = self._pending_ignored
+        shared.progress.store(self.group, self._sampled)
+        return True
+
+    def step(self) -> tuple[bool, bool]:
+        """Step the environments with the actions of the current row; write what that led to.
+
+        Returns (ready, full): whether the group has a new row for inference, and whether a slot was filled.
+        """
+        shared, slot, row = self._shared, self._slot, self._row
+        terminated, truncated = shared.terminated[slot, row], shared.truncated[slot, row]
+        ignored, next_ignored = shared.ignored[slot, row], shared.ignored[slot, row + 1]
+        out = StepOut(
+            obs={key: obs[slot, row + 1] for key, obs in shared.obs.items()},
+            reward=self._reward,
+            terminated=terminated,
+            truncated=truncated,
+            episode_over=self._episode_over,
+        )
+        self._env.step({key: action[slot, row] for key, action in shared.action.items()}, out)
+        if self._clip_reward:
+            np.sign(self._reward, out=shared.reward[slot, row])
+        else:
+            shared.reward[slot, row] = self._reward
+        np.logical_or(terminated, truncated, out=next_ignored)
+        self._count(ignored)
+        self._row = row = row + 1
+        if row < self._T:
+            # Progress last: it hands the row to inference, and counts its steps.
+            shared.progress.store(self.group, row << ROW_SHIFT | self._sampled)
+            return True, False
+        shared.progress.store(self.group, row << ROW_SHIFT | self._sampled)
+        shared.sampled_through[slot] = self._sampled
+        self._filled += 1
+        shared.filled.store(self.group, self._filled)
+        # Row T is row 0 of the next slot. It stays readable here: only this process writes its slots.
+        self._pending_obs = {key: obs[slot, row] for key, obs in shared.obs.items()}
+        self._pending_ignored = next_ignored
+        return self._enter_slot(), True
+
+    def _count(self, ignored: np.ndarray) -> None:
+        """Add the row to the running episodes; a reset row has reward 0 and is no step."""
+        self._return += self._reward
+        valid = ~ignored
+        self._length += valid
+        self._sampled += int(np.count_nonzero(valid))
+
+    def take_episodes(self) -> np.ndarray | None:
+        """Return the episodes that ended in the last step as EPISODE_DTYPE records, or None."""
+        if not self._episode_over.any():
+            return None
+        over = np.flatnonzero(self._episode_over)
+        episodes = np.empty(len(over), EPISODE_DTYPE)
+        episodes["env"] = self._env_index[over]
+        episodes["length"] = self._length[over]
+        episodes["return"] = self._return[over]
+        self._return[over] = 0
+        self._length[over] = 0
+        return episodes
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._env.close()
+
+
+class RolloutWorker:
+    """All groups of one rollout process: `step(group)` is one turn of one of them."""
+
+    def __init__(self, shared: Shared, worker: int, envs: list[VectorEnv]) -> None:
+        plan = shared.plan
+        self._first_group = worker * plan.groups_per_worker
+        self._groups = [
+            RolloutGroup(shared, env, self._first_group + index) for index, env in enumerate(envs)
+        ]
+        self._episodes = ByteRing(shared.episodes(worker))
+
+    @property
+    def waits_for_slots(self) -> bool:
+        """Whether every group waits for a slot, not for actions."""
+        return all(group.waits_for_slot for group in self._groups)
+
+    def begin(self, group: int) -> bool:
+        """Reset a group; True: its first row is ready."""
+        return self._groups[group - self._first_group].begin()
+
+    def resume(self, group: int) -> bool:
+        """Let a group that waited for a slot go on; True: its next row is ready."""
+        return self._groups[group - self._first_group].resume()
+
+    def step(self, group: int) -> tuple[bool, bool]:
+        """Step a group whose actions are in the arena; see `RolloutGroup.step`."""
+        runner = self._groups[group - self._first_group]
+        result = runner.step()
+        episodes = runner.take_episodes()
+        if episodes is not None:
+            self._episodes.push(episodes.tobytes())
+        return result
+
+    def close(self) -> None:
+        """Close every environment once."""
+        for group in self._groups:
+            group.close()
+
+
+@dataclass(frozen=True)
+class RolloutStart:
+    """What a rollout process is told at its start; without a plan it first reports the spaces."""
+
+    worker: int
+    generation: int
+    config: TrainConfig
+    plan: Plan | None
+
+
+def _make_group(config: TrainConfig, group: int) -> VectorEnv:
+    envs_per_group = config.envs_per_worker // config.groups_per_worker
+    return make(
+        config.env,
+        config.section(EnvOptions),
+        num_envs=envs_per_group,
+        first_env_index=group * envs_per_group,
+        seed=config.seed,
+    )
+
+
+def _explore(start: RolloutStart, lines: Lines) -> tuple[Plan, list[VectorEnv]]:
+    """Worker 0 alone, first: report the spaces and prove that the first group can be constructed."""
+    lines.pipe.send(("spec", describe(start.config.env, start.config.section(EnvOptions))))
+    config = lines.pipe.recv()
+    try:
+        env = _make_group(config, start.worker * config.groups_per_worker)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{config.env} could not be constructed: {type(error).__name__}: {error}."
+        ) from error
+    lines.pipe.send(("constructed", os.getppid()))
+    return lines.pipe.recv(), [env]
+
+
+def run(start: RolloutStart, lines: Lines) -> None:
+    """Step this worker's groups until the engine closes."""
+    plan, envs = (start.plan, []) if start.plan is not None else _explore(start, lines)
+    first_group = start.worker * plan.groups_per_worker
+    envs += [
+        _make_group(plan.config, first_group + index)
+        for index in range(len(envs), plan.groups_per_worker)
+    ]
+    shared = Shared(plan, lines.arena)
+    worker = RolloutWorker(shared, start.worker, envs)
+    try:
+        _loop(worker, shared, start)
+    finally:
+        worker.close()
+
+
+def _loop(worker: RolloutWorker, shared: Shared, start: RolloutStart) -> None:
+    plan = shared.plan
+    inbox, outbox = shared.rollout_inbox(start.worker), shared.rollout_outbox(start.worker)
+    clock, base = shared.rollout_clock, start.worker * CLOCK_SIZE
+    tag = start.generation << GENERATION_SHIFT
+    words = np.zeros(4 * plan.groups_per_worker, np.uint64)
+    sources = np.zeros(len(words), np.uint32)
+
+    def push(ring: int, group: int) -> None:
+        if not outbox.push(ring, tag | group):
+            raise AssertionError(f"ring {ring} of worker {start.worker} is full; plan.layout sizes it")
+
+    first_group = start.worker * plan.groups_per_worker
+    for group in range(first_group, first_group + plan.groups_per_worker):
+        if shared.filled.load(group) > shared.returned.load(group):
+            # The process before this one may have died between filling a slot and saying so.
+            push(FULL, group)
+        if worker.begin(group):
+            push(READY, group)
+    clock.store(base + Clock.STARTED, time.monotonic_ns())
+    while True:
+        waits_for_slots = worker.waits_for_slots
+        before = time.monotonic_ns()
+        count = inbox.pop_many(words, sources, timeout=1.0)
+        waited = time.monotonic_ns() - before
+        clock.add(base + (Clock.WAIT_SLOT if waits_for_slots else Clock.WAIT), waited)
+        for word, source in zip(words[:count].tolist(), sources[:count].tolist(), strict=True):
+            group = word & GROUP_MASK
+            if source == RETURNED:
+                # A word of the learner only says where to look; the counters decide.
+                if worker.resume(group):
+                    push(READY, group)
+            elif word >> GENERATION_SHIFT == start.generation:
+                ready, full = worker.step(group)
+                if full:
+                    push(FULL, group)
+                if ready:
+                    push(READY, group)

@@ -1,0 +1,90 @@
+"""The arena of a run as named arrays, counters, rings and weights: what every process body works on.
+
+A slot belongs to its rollout process or to the learner; two counters say to whom::
+
+    filled[group] - returned[group] = slots of the group that are full or being trained on (at most K)
+    the group's rollout process fills slot `filled mod K`; the learner returns slots in the same order
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastrl.shm import Arena, Consumer, Counters, Producer, Weights, close_doorbell
+from fastrl.workers.plan import Plan
+
+GENERATION_SHIFT = 32
+"""A ring's word is ``generation << 32 | group``."""
+
+GROUP_MASK = (1 << GENERATION_SHIFT) - 1
+
+
+class Shared:
+    """Views of the arena for one process; created after the plan is known, in every process alike."""
+
+    def __init__(self, plan: Plan, arena: Arena) -> None:
+        views = plan.layout().views(arena.map(plan.segment))
+        self.plan = plan
+        self._views = views
+        self.obs = {key: views[f"obs/{key}"] for key in plan.spec.observation}
+        self.action = {key: views[f"action/{key}"] for key in plan.spec.action}
+        self.log_prob = views["log_prob"]
+        self.value = views["value"]
+        self.version = views["version"]
+        self.reward = views["reward"]
+        self.terminated = views["terminated"]
+        self.truncated = views["truncated"]
+        self.ignored = views["ignored"]
+        self.sampled_through = views["sampled_through"]
+        self.filled = Counters(views["counter/filled"])
+        self.returned = Counters(views["counter/returned"])
+        self.progress = Counters(views["counter/progress"])
+        self.generation = Counters(views["counter/generation"])
+        self.control = Counters(views["counter/control"])
+        self.rollout_clock = Counters(views["counter/clock/rollout"])
+        self.inference_clock = Counters(views["counter/clock/inference"])
+        self.learner_clock = Counters(views["counter/clock/learner"])
+
+    def weights(self) -> Weights:
+        """Return the published weights: one writer (learner), any number of readers."""
+        return Weights(self._views["weights"], self.plan.num_params)
+
+    def episodes(self, worker: int) -> np.ndarray:
+        """Return the region of a worker's ring of finished episodes."""
+        return self._views["episodes"][worker]
+
+    def rollout_inbox(self, worker: int) -> Consumer:
+        """Words for a rollout process: source 0 from inference (acted), 1 from the learner (returned)."""
+        rings = [self._views["ring/acted"][worker], self._views["ring/returned"][worker]]
+        return Consumer(rings, self._views["doorbell/rollout"][worker])
+
+    def rollout_outbox(self, worker: int) -> Producer:
+        """Words of a rollout process: ring 0 to inference (ready), 1 to the learner (full)."""
+        return Producer(
+            [self._views["ring/ready"][worker], self._views["ring/full"][worker]],
+            [self._views["doorbell/inference"], self._views["doorbell/learner"]],
+        )
+
+    def inference_inbox(self) -> Consumer:
+        """Ready groups of all workers; the source is the worker."""
+        rings = list(self._views["ring/ready"])
+        return Consumer(rings, self._views["doorbell/inference"])
+
+    def inference_outbox(self) -> Producer:
+        """Acted groups; ring w goes to worker w."""
+        return Producer(list(self._views["ring/acted"]), list(self._views["doorbell/rollout"]))
+
+    def learner_inbox(self) -> Consumer:
+        """Groups with a full slot; the source is the worker."""
+        return Consumer(list(self._views["ring/full"]), self._views["doorbell/learner"])
+
+    def learner_outbox(self) -> Producer:
+        """Groups whose oldest slot was returned; ring w goes to worker w."""
+        return Producer(list(self._views["ring/returned"]), list(self._views["doorbell/rollout"]))
+
+    def close(self) -> None:
+        """Close every doorbell: each process raises Closed at its next wait or push."""
+        close_doorbell(self._views["doorbell/learner"])
+        close_doorbell(self._views["doorbell/inference"])
+        for doorbell in self._views["doorbell/rollout"]:
+            close_doorbell(doorbell)

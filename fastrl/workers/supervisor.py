@@ -1,0 +1,262 @@
+"""The supervisor: main's own body. It starts, watches and stops every process, and writes what one sees.
+
+It is never on the path of a step. Every child is watched by its pidfd, so that a death is known in
+milliseconds: a rollout worker is replaced, any other death ends the run with its traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+
+from fastrl.config import TrainConfig, check, draw_seed, dump_config, resolve
+from fastrl.errors import ConfigError
+from fastrl.monitor.accounts import Control
+from fastrl.monitor.console import Console
+from fastrl.monitor.writer import MetricWriter
+from fastrl.workers.children import Child
+from fastrl.workers.crew import Crew, ProcessDied
+from fastrl.workers.plan import Plan, available_cores, has_bf16
+from fastrl.workers.record import Record
+from fastrl.workers.reports import EndReport, MetricsReport, SavedReport
+from fastrl.workers.rollout import RolloutStart
+from fastrl.workers.shared import Shared
+
+MAX_RESTARTS = 10
+"""Rollout workers replaced in one run; the next death ends it."""
+
+SAVE_SECONDS = 60.0
+"""Time for the learner to finish its batch and save, once it has been told to stop."""
+
+STOP_SECONDS = 5.0
+"""Time for the other processes to close their environments."""
+
+TICK_SECONDS = 0.25
+
+
+class Supervisor:
+    """One training run, from the first process to the last; used once, from main's main thread."""
+
+    def __init__(self, config: TrainConfig, run_dir: Path, console: Console) -> None:
+        """Take a checked configuration with a seed, and a run folder that does not exist yet."""
+        self._requested = config
+        self._run_dir = run_dir
+        self._console = console
+        self._crew = Crew()
+        self._restarts = 0
+        self._signal: int | None = None
+        self._stopped_by: str | None = None
+
+    def run(self) -> int:
+        """Train until the end; return the exit code (0 done, 130 interrupted, 143 terminated).
+
+        Raises ConfigError where the run is refused, ProcessDied where it failed.
+        """
+        started = time.monotonic()
+        try:
+            with self._signals() as wake:
+                shared = self._start(wake)
+                writer = MetricWriter(self._run_dir)
+                try:
+                    record = Record(shared, writer, self._console, started)
+                    self._watch(shared, record, wake)
+                finally:
+                    writer.close()
+        except KeyboardInterrupt:
+            # Before there is anything to save; after that a signal only wakes the loop.
+            self._signal = self._signal or signal.SIGINT
+        finally:
+            self._crew.end()
+        return 0 if self._signal is None else 128 + self._signal
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[int]:
+        """Turn SIGINT and SIGTERM into a wake-up of the loop; a second one kills everything at once."""
+        reader, writer = os.pipe()
+        self._starting = True
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            if self._signal is not None:
+                self._crew.kill()
+                os._exit(128 + number)
+            self._signal = number
+            os.write(writer, b".")
+            if self._starting:
+                raise KeyboardInterrupt
+
+        previous = {n: signal.signal(n, on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield reader
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            os.close(reader)
+            os.close(writer)
+
+    def _start(self, wake: int) -> Shared:
+        """Start everything in an order that brings a refusal before the crowd of workers."""
+        crew, cores = self._crew, available_cores()
+        config = self._requested
+        if config.workers == "auto":
+            config = dataclasses.replace(config, workers=cores)
+        first = crew.launch_rollout(RolloutStart(0, 0, config, None))
+        # These two import torch meanwhile, and wait for the configuration.
+        learner, inference = crew.launch_learner(), crew.launch_inference()
+        spec = crew.expect(first, "spec")
+        config = resolve(config, spec, cores, has_bf16())
+        first.pipe.send(config)
+        learner.pipe.send((config, spec, self._run_dir))
+        num_params = crew.expect(learner, "built")
+        plan = Plan(config, spec, num_params, cores)
+        plan.check_memory()
+        crew.watch_forkserver(crew.expect(first, "constructed"))
+        self._make_run_dir(plan)
+        for line in plan.describe():
+            self._console.say(line)
+        self._console.say(f"run        {self._run_dir}")
+        plan = dataclasses.replace(plan, segment=crew.arena.extend(plan.layout().nbytes))
+        for child in (first, learner, inference):
+            child.pipe.send(plan)
+        for worker in range(1, plan.num_workers):
+            crew.launch_rollout(RolloutStart(worker, 0, config, plan))
+        crew.reports.start()
+        self._starting = False
+        return Shared(plan, crew.arena)
+
+    def _make_run_dir(self, plan: Plan) -> None:
+        try:
+            self._run_dir.mkdir(parents=True)
+            (self._run_dir / "config.toml").write_text(dump_config(plan.config))
+            self._console.open_log(self._run_dir / "log.txt")
+        except FileExistsError as error:
+            raise ConfigError(run_dir_exists(self._run_dir)) from error
+        except OSError as error:
+            raise ConfigError(f"--run-dir {self._run_dir} cannot be written: {error}.") from error
+
+    def _watch(self, shared: Shared, record: Record, wake: int) -> None:
+        """Wait for deaths, signals and the clock until the run is over, then stop it in order."""
+        failure = None
+        while failure is None and self._stopped_by is None:
+            self._crew.wait_for_events(wake, TICK_SECONDS)
+            failure = self._attend_deaths(shared)
+            self._take_reports(record)
+            record.tick()
+            if self._signal is not None:
+                name = signal.Signals(self._signal).name
+                self._console.say(f"{name}: finishing the batch and saving; once more ends at once")
+                self._stopped_by = name
+            elif self._goal_reached(shared, record):
+                self._stopped_by = "stop_at_return"
+        failure = self._stop(shared) or failure
+        self._take_reports(record)
+        record.finish(self._stopped_by or "failure")
+        if failure is not None:
+            raise ProcessDied(failure)
+
+    def _goal_reached(self, shared: Shared, record: Record) -> bool:
+        goal, mean = shared.plan.config.stop_at_return, record.episodes.recent_return
+        if goal is None or mean is None or mean < goal or not record.episodes.every_env_finished:
+            return False
+        self._console.say(f"the mean return of the last 100 episodes is {mean:.2f}, the goal {goal:g}")
+        return True
+
+    def _attend_deaths(self, shared: Shared) -> str | None:
+        """Replace dead rollout workers; return the story of a death that ends the run."""
+        if self._crew.forkserver_ended():
+            return "The forkserver was killed; without it no rollout worker can run."
+        for child in list(self._crew.members):
+            if not child.has_ended():
+                continue
+            if child.role == "learner" and child.exit_code() == 0:
+                self._stopped_by = "total_steps"
+                continue
+            if child.role != "rollout" or self._restarts >= MAX_RESTARTS:
+                return child.story()
+            self._replace(shared, child)
+        return None
+
+    def _replace(self, shared: Shared, child: Child) -> None:
+        plan, worker = shared.plan, child.worker
+        assert worker is not None
+        self._restarts += 1
+        first = worker * plan.config.envs_per_worker
+        story, _, traceback = child.story().partition("\n")
+        self._console.say(
+            f"{story} It stepped environments {first} to {first + plan.config.envs_per_worker - 1}; "
+            f"replaced ({self._restarts} of at most {MAX_RESTARTS})."
+            + (f"\n{traceback}" if traceback else "")
+        )
+        # The order is the contract: the old process has ended, then the generation rises, then the new
+        # process starts, so no word of the old one can be taken for one of the new.
+        generation = shared.generation.load(worker) + 1
+        shared.generation.store(worker, generation)
+        self._crew.discharge(child)
+        self._crew.launch_rollout(RolloutStart(worker, generation, plan.config, plan))
+
+    def _take_reports(self, record: Record) -> None:
+        for report in self._crew.reports.drain():
+            if isinstance(report, MetricsReport):
+                record.learner.add(report.metrics, report.updates)
+            elif isinstance(report, SavedReport) and report.error is not None:
+                self._console.say(f"no checkpoint could be written to {report.path}: {report.error}")
+            elif isinstance(report, SavedReport):
+                self._console.say(f"saved {report.path}")
+            elif isinstance(report, EndReport):
+                self._console.say(f"the learner has finished after {report.steps:,} steps")
+
+    def _stop(self, shared: Shared) -> str | None:
+        """Let the learner finish and save, then everyone close; return the story of one that failed."""
+        shared.control.store(Control.STOP, 1)
+        shared.close()
+        crew = self._crew
+        learner = [child for child in crew.members if child.role == "learner"]
+        others = [child for child in crew.members if child.role != "learner"]
+        saved = crew.wait_for_end(learner, SAVE_SECONDS)
+        if not crew.wait_for_end(others, STOP_SECONDS):
+            late = ", ".join(child.name for child in others if not child.has_ended())
+            self._console.say(f"killed after {STOP_SECONDS:g} s without an end: {late}")
+        crew.reports.stop()
+        if not saved:
+            return f"The learner did not save within {SAVE_SECONDS:g} s and was killed."
+        return next((child.story() for child in learner if child.exit_code() != 0), None)
+
+
+def run_dir_exists(run_dir: Path) -> str:
+    """Say why an existing run folder is refused."""
+    return f"--run-dir {run_dir} exists already; name another folder, or remove it."
+
+
+def train(config: TrainConfig) -> int:
+    """Train with `config` from the main thread; return the exit code (0, 1, 130 or 143).
+
+    Raises ConfigError where the run is refused before it starts. A failure is told on the console, last.
+    """
+    check(config)
+    if config.seed is None:
+        config = dataclasses.replace(config, seed=draw_seed())
+    run_dir = config.run_dir or default_run_dir(config)
+    if run_dir.exists():
+        raise ConfigError(run_dir_exists(run_dir))
+    config = dataclasses.replace(config, run_dir=run_dir)
+    console = Console()
+    try:
+        return Supervisor(config, run_dir, console).run()
+    except ProcessDied as death:
+        console.say(f"failed: {death}")
+        return 1
+    finally:
+        console.close()
+
+
+def default_run_dir(config: TrainConfig) -> Path:
+    """Name of a run's folder where none was given: runs/<env>/<date-time>-<seed>."""
+    folder = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env).strip("-.") or "env"
+    return Path("runs") / folder / f"{datetime.now():%Y%m%d-%H%M%S}-{config.seed}"

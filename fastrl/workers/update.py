@@ -1,0 +1,169 @@
+"""One update: epochs and minibatches over a batch; the loss is computed here, in plain sight.
+
+::
+
+    columns ─▶ chunks of rows: gather, encoder (bf16 or f32) ─▶ heads (f32) ─▶ V-trace ─▶ loss
+            ─▶ one backward pass ─▶ clip ─▶ Adam on one flat tensor
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastrl.algo.losses import LossTerms, appo_loss, importance_log_ratio
+from fastrl.algo.vtrace import vtrace_appo
+from fastrl.config import TrainConfig
+from fastrl.envs.spec import EnvSpec
+from fastrl.models.acting import chunk_rows
+from fastrl.models.config import ModelConfig
+from fastrl.models.flat import FlatParameters
+from fastrl.models.policy import ActorCritic
+from fastrl.workers.batch import Batch, BatchReader
+
+
+class Updater:
+    """Owns the network that learns and its optimiser."""
+
+    def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
+        """Build the network with fresh weights from torch's global generator."""
+        self._config = config
+        self._device = torch.device(config.device)
+        self.network = ActorCritic(spec, config.section(ModelConfig)).to(self._device)
+        self._flat = FlatParameters(self.network)
+        self._optimizer = torch.optim.Adam(
+            [self._flat.parameter], lr=config.learning_rate, eps=config.adam_eps, fused=True
+        )
+        self.chunk_rows = chunk_rows(spec)
+
+    @property
+    def num_params(self) -> int:
+        """Length of the flat parameter array."""
+        return self._flat.num_floats
+
+    def flat_numpy(self) -> np.ndarray:
+        """Return the parameters as float32 numpy [num_params]; on CPU a view, not a copy."""
+        return self._flat.data.detach().cpu().numpy()
+
+    def state(self) -> dict[str, Any]:
+        """Return tensors and numbers for a checkpoint."""
+        return {
+            "model": {name: value.cpu().clone() for name, value in self.network.state_dict().items()},
+            "optimizer": self._optimizer.state_dict(),
+        }
+
+    def update(
+        self, batch: Batch, reader: BatchReader, learning_rate: float, update: int
+    ) -> dict[str, Tensor]:
+        """Train `epochs` times on the kept rows of `batch`; return metrics as device tensors.
+
+        Columns are permuted anew in each epoch, by (seed, update, epoch).
+        """
+        config = self._config
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        size = batch.num_columns // config.minibatches
+        rows: list[Tensor] = []
+        for epoch in range(config.epochs):
+            order = np.random.default_rng([config.seed, update, epoch]).permutation(batch.num_columns)
+            for start in range(0, size * config.minibatches, size):
+                columns = order[start : start + size]
+                if bool(batch.kept[:, columns].any()):
+                    rows.append(self._minibatch(batch, reader, columns))
+        mean = torch.stack(rows).nanmean(dim=0)
+        return dict(zip(METRICS, mean.unbind(), strict=True))
+
+    def _minibatch(self, batch: Batch, reader: BatchReader, columns: np.ndarray) -> Tensor:
+        """One optimiser step on the rows of `columns`; returns the values of METRICS."""
+        config = self._config
+        self._flat.zero_grad()
+        terms = self._loss(batch, reader, columns)
+        terms.loss.backward()
+        grad_norm = torch.linalg.vector_norm(self._flat.grad)
+        # As torch's clip_grad_norm_, on the one tensor there is.
+        self._flat.grad.mul_((config.max_grad_norm / (grad_norm + 1e-6)).clamp(max=1.0))
+        self._optimizer.step()
+        return torch.stack([getattr(terms, name) for name in METRICS.values() if name] + [grad_norm])
+
+    def _loss(self, batch: Batch, reader: BatchReader, columns: np.ndarray) -> LossTerms:
+        config, device = self._config, self._device
+        index = torch.from_numpy(columns)
+
+        def take(array: Tensor) -> Tensor:
+            return array[:, index].to(device, non_blocking=True)
+
+        reward, terminated, truncated = take(batch.reward), take(batch.terminated), take(batch.truncated)
+        ignored, behaviour = take(batch.ignored), take(batch.log_prob)
+        weight = take(batch.kept).float()
+        T, B = reward.shape
+        first_row = batch.first_row[columns]
+        with self._autocast():
+            features = self._features(reader, reader.rows(first_row, range(T)))
+            with torch.no_grad():
+                last = self._features(reader, reader.rows(first_row, range(T, T + 1)))
+        output = self.network.heads(features)
+        with torch.no_grad():
+            bootstrap = self.network.heads(last).value
+        actions = {key: take(action).flatten(0, 1) for key, action in batch.action.items()}
+        log_prob, entropy = (x.view(T, B) for x in self.network.evaluate(output, actions))
+        value = output.value.view(T, B)
+        with torch.no_grad():
+            ratio = importance_log_ratio(log_prob, behaviour, ignored).exp()
+            values = torch.cat((value, bootstrap[None]))
+        returns = vtrace_appo(
+            ratio,
+            reward,
+            values,
+            terminated,
+            truncated,
+            ignored,
+            gamma=config.gamma,
+            lambda_=config.gae_lambda,
+            rho_bar=config.rho_bar,
+            c_bar=config.c_bar,
+        )
+        return appo_loss(
+            log_prob,
+            entropy,
+            value,
+            behaviour,
+            returns,
+            weight,
+            ignored,
+            clip=config.clip,
+            value_coef=config.value_coef,
+            entropy_coef=config.entropy_coef,
+            rho_bar=config.rho_bar,
+            normalise=config.normalize_advantage,
+        )
+
+    def _features(self, reader: BatchReader, rows: np.ndarray) -> Tensor:
+        """Encode observation rows in chunks of the size that the cache likes; [len(rows), F]."""
+        chunks = []
+        for start in range(0, len(rows), self.chunk_rows):
+            obs = reader.observations(rows[start : start + self.chunk_rows])
+            # The encoder copies what backward needs: the gather's buffer is used again for the next chunk.
+            chunks.append(self.network.encode({key: value.to(self._device) for key, value in obs.items()}))
+        return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self._config.dtype == "bf16":
+            return torch.autocast(self._device.type, torch.bfloat16)
+        return contextlib.nullcontext()
+
+
+METRICS = {
+    "losses/policy_loss": "policy_loss",
+    "losses/value_loss": "value_loss",
+    "losses/entropy": "entropy",
+    "losses/approx_kl": "approx_kl",
+    "losses/clipfrac": "clipfrac",
+    "losses/explained_variance": "explained_variance",
+    "lag/rho_clipped_share": "rho_clipped_share",
+    "losses/grad_norm": "",
+}
+"""Metric name to the field of LossTerms; the last one is measured after the backward pass."""

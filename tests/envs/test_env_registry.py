@@ -1,0 +1,160 @@
+"""Ids and options: what is refused says what to do; what a process imports stays small."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fastrl.envs import EnvOptions, FunctionEnvs, describe, make, register_family, registry
+from fastrl.errors import ConfigError, UnsupportedEnvironment
+
+
+@pytest.mark.parametrize(
+    ("env_id", "words"),
+    [
+        ("Pong", "has no family: write family:name, did you mean atari:Pong?"),
+        ("CartPole-v1", "did you mean envpool:CartPole-v1 or"),
+        ("ALE/Pong-v5", "did you mean atari:Pong?"),
+        ("atari:pong", "There is no environment 'atari:pong', did you mean atari:Pong?"),
+        ("atari:Pong-v5", "did you mean atari:Pong?"),
+        ("atari:PongNoFrameskip-v4", "did you mean atari:Pong?"),
+        ("atari:Brekout", "did you mean atari:Breakout"),
+        ("atari:CartPole-v1", "did you mean envpool:CartPole-v1"),
+        ("envpool:Pong-v5", "did you mean atari:Pong?"),
+        ("envpool:cartpole-v1", "did you mean envpool:CartPole-v1"),
+        ("envpool:CartPole-v9", "did you mean envpool:CartPole-v1"),
+        ("foo:Pong", "There is no family foo: (of 'foo:Pong'), only atari: and envpool:"),
+        ("gym:CartPole-v1", "comes in a later version; this one has atari: and envpool:"),
+        ("py:mine.make", "comes in a later version"),
+        ("ale:Pong", "comes in a later version"),
+        ("atari:", "There is no environment 'atari:'"),
+        ("envpool:qqqqqqqqqqqq", "try one like atari:Pong"),
+    ],
+)
+def test_an_unknown_id_is_refused_with_the_nearest(env_id, words):
+    for call in (describe, lambda *args: make(*args, 1, 0, 0)):
+        with pytest.raises(ConfigError) as caught:
+            call(env_id, EnvOptions())
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "words"),
+    [
+        ("envpool:MiniGrid-Empty-5x5-v0", "its observation space is Dict("),
+        ("envpool:Play2048-v1", "its observation space is MultiBinary("),
+        ("envpool:Go9x9-v1", "it has 2 players"),
+    ],
+)
+def test_what_the_engine_cannot_use_is_refused_by_its_space(env_id, words):
+    with pytest.raises(UnsupportedEnvironment) as caught:
+        describe(env_id, EnvOptions())
+    assert f"{env_id} cannot be used: {words}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "words"),
+    [
+        ("envpool:CartPole-v1", {"noop_max": 1}, "does not use noop_max, which was set to 1"),
+        ("envpool:CartPole-v1", {"episodic_life": False}, "does not use episodic_life"),
+        ("envpool:HalfCheetah-v4", {"frame_skip": 2}, "does not use frame_skip"),
+        # Their C++ looks at no limit: the option would be silently without effect.
+        ("envpool:CliffWalking-v0", {"max_episode_steps": 9}, "does not use max_episode_steps"),
+        ("envpool:Highway-v0", {"max_episode_steps": 9}, "does not use max_episode_steps"),
+        ("atari:Pong", {"noop_max": 0}, "noop_max is 0, and must be at least 1"),
+        ("atari:Pong", {"frame_skip": 0}, "frame_skip is 0"),
+        ("atari:Pong", {"frame_stack": -1}, "frame_stack is -1"),
+        ("atari:Pong", {"max_episode_steps": 0}, "max_episode_steps is 0"),
+        ("atari:Pong", {"sticky_actions": 1.0}, "sticky_actions is 1.0"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_by_name(env_id, options, words):
+    with pytest.raises(ConfigError) as caught:
+        describe(env_id, EnvOptions(**options))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("num_envs", "first", "seed"), [(0, 0, 0), (1, -1, 0), (1, 0, -1)])
+def test_an_impossible_group_is_refused(num_envs, first, seed):
+    with pytest.raises(ConfigError, match="cannot be made"):
+        make("envpool:CartPole-v1", EnvOptions(), num_envs, first, seed)
+
+
+def test_every_atari_option_reaches_envpool(monkeypatch):
+    import envpool
+
+    seen = {}
+
+    def spy(task, **keywords):
+        seen.update(keywords, task=task)
+        raise InterruptedError
+
+    monkeypatch.setattr(envpool, "make_gymnasium", spy)
+    options = EnvOptions(
+        noop_max=3,
+        fire_reset=False,
+        episodic_life=False,
+        sticky_actions=0.25,
+        max_episode_steps=11,
+        frame_skip=5,
+        frame_stack=6,
+        full_action_space=True,
+    )
+    with pytest.raises(InterruptedError):
+        make("atari:SpaceInvaders", options, 2, 0, 0)
+    seeds = seen.pop("env_seed")
+    assert len(set(seeds)) == 2
+    assert seen == {
+        "task": "SpaceInvaders-v5",
+        "num_envs": 2,
+        "num_threads": 1,
+        "noop_max": 3,
+        "use_fire_reset": False,
+        "episodic_life": False,
+        "repeat_action_probability": 0.25,
+        "max_episode_steps": 11,
+        "frame_skip": 5,
+        "stack_num": 6,
+        "full_action_space": True,
+    }
+
+
+def test_the_limit_of_the_id_stands_where_none_is_given():
+    import envpool
+
+    assert envpool.make_spec("Pong-v5").config.max_episode_steps == 27_000
+
+
+def test_a_family_of_ones_own(monkeypatch):
+    monkeypatch.setattr(registry, "_FAMILIES", dict(registry._FAMILIES))
+    calls = []
+    family = FunctionEnvs(
+        describe=lambda env_id, options: calls.append(("describe", env_id)),
+        make=lambda *args: calls.append(("make", *args)),
+    )
+    register_family("toy", family)
+    options = EnvOptions()
+    describe("toy:anything", options)
+    make("toy:anything", options, 3, 6, 1)
+    assert calls == [("describe", "toy:anything"), ("make", "toy:anything", options, 3, 6, 1)]
+    with pytest.raises(ConfigError, match="lower-case word"):
+        register_family("Toy:", family)
+
+
+@pytest.mark.parametrize("env_id", ["atari:Pong", "envpool:CartPole-v1"])
+def test_a_rollout_process_imports_no_torch_and_prints_nothing(env_id):
+    program = f"""
+import sys
+import numpy as np
+from fastrl.envs import EnvOptions, make
+env = make({env_id!r}, EnvOptions(), 2, 0, 0)
+spec = env.spec.observation["obs"]
+env.reset({{"obs": np.zeros((2, *spec.shape), spec.dtype)}})
+env.close()
+assert "torch" not in sys.modules, "torch was imported"
+assert "jax" not in sys.modules, "jax was imported"
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
