@@ -1,7 +1,8 @@
 """Checkpoints: written atomically, found by name, read as data (`weights_only=True`).
 
-A file holds plain tensors and numbers: ``format``, ``model`` (names to tensors), ``optimizer``, ``steps``,
-``updates``, ``version``, ``seed`` and ``seconds``. The configuration lies beside it in ``config.toml``.
+A file holds plain tensors and numbers: ``format``, ``model`` (names to tensors), ``optimizer``,
+``steps``, ``updates``, ``version``, ``seed`` and ``seconds``. The configuration lies beside it in
+``config.toml``.
 """
 
 from __future__ import annotations

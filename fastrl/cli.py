@@ -29,7 +29,7 @@ def parse_train(arguments: Sequence[str] | None = None) -> TrainConfig:
     with warnings.catch_warnings():
         # Options that the preset decides are None until then, whatever their type.
         warnings.filterwarnings("ignore", message=".*annotated with type.*default value `None`.*")
-        parsed = tyro.cli(
+        parsed: Any = tyro.cli(
             groups,
             prog="fastrl-train",
             description="Train a policy with asynchronous PPO on this machine.",
@@ -83,4 +83,3 @@ def eval_main(arguments: Sequence[str] | None = None) -> int:
         return 130
     print(result.describe())
     return 0
-

@@ -1,8 +1,8 @@
 """Every option of a training run, once, with its documentation.
 
-The options are grouped in sections (one dataclass each), which become the groups of ``--help`` and the
-sections of a run's ``config.toml``. :class:`TrainConfig` has all of them as flat fields, so a script
-writes ``TrainConfig(env="atari:Pong", workers=8)``::
+The options are grouped in sections (one dataclass each), which become the groups of ``--help`` and
+the sections of a run's ``config.toml``. :class:`TrainConfig` has all of them as flat fields, so a
+script writes ``TrainConfig(env="atari:Pong", workers=8)``::
 
     defaults here ─▶ preset (presets/*.toml) fills what is UNSET ─▶ the user's flags win
                              resolve(config, spec) ─▶ a config without UNSET, saved as config.toml
@@ -26,10 +26,12 @@ from fastrl.errors import ConfigError
 from fastrl.models.config import ModelConfig
 
 UNSET: Any = None
-"""The value of an option that the preset (or the size of the run) decides when the user does not."""
+"""The value of an option that the preset (or the size of the run) decides when the user does
+not."""
 
 DEFAULT_NUM_ENVS = 128
-"""Environments in all, where ``envs_per_worker`` is not given: enough that a batch is worth its overhead."""
+"""Environments in all, where ``envs_per_worker`` is not given: enough that a batch is worth its
+overhead."""
 
 INT32_MAX = 2**31 - 1
 
@@ -39,13 +41,15 @@ class RunOptions:
     """What is trained, for how long, and where the results go."""
 
     env: str
-    """The environment: atari:NAME (such as atari:Pong) or envpool:ID (such as envpool:CartPole-v1)."""
+    """The environment: atari:NAME (such as atari:Pong) or envpool:ID (such as
+    envpool:CartPole-v1)."""
     total_steps: int = 10_000_000
     """Environment steps to learn from before the run ends (frames = steps x frame skip)."""
     stop_at_return: float | None = None
     """End earlier, once the mean of the last 100 episodes' raw returns reaches this."""
     seed: int = UNSET
-    """Seed of environments, initial weights, sampled actions and batch order; drawn and stored if unset."""
+    """Seed of environments, initial weights, sampled actions and batch order; drawn and stored if
+    unset."""
     preset: str = UNSET
     """Name of the preset; by default chosen by the kind of observation (see the printed plan)."""
     run_dir: Path = UNSET
@@ -65,15 +69,19 @@ class RolloutOptions:
     groups_per_worker: int = 2
     """Groups a worker alternates between: while one waits for actions, the other steps."""
     envs_per_worker: int = UNSET
-    """Environments of one worker over all its groups; by default 128 environments are spread evenly."""
+    """Environments of one worker over all its groups; by default 128 environments are spread
+    evenly."""
     rollout_length: int = UNSET
     """T, the steps of every environment in one rollout."""
     stagger: int = 100
-    """Each environment first plays 0 to this many random steps, so that episodes do not end in step."""
+    """Each environment first plays 0 to this many random steps, so that episodes do not end in
+    step."""
     inference_wait: float | Literal["auto"] = "auto"
-    """Milliseconds inference waits for a third of the groups; auto: 10 where processes outnumber cores."""
+    """Milliseconds inference waits for a third of the groups; auto: 10 where processes outnumber
+    cores."""
     reward_clip: Literal["sign", "none"] = UNSET
-    """What the learner sees of a reward: its sign, or all of it; returns are always reported raw."""
+    """What the learner sees of a reward: its sign, or all of it; returns are always reported
+    raw."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,8 @@ class LearnOptions:
     """The algorithm: V-trace with the clipped surrogate of PPO."""
 
     batch_size: int = UNSET
-    """Steps in a batch, a multiple of T x (environments per group); default: one rollout of every group."""
+    """Steps in a batch, a multiple of T x (environments per group); default: one rollout of every
+    group."""
     minibatches: int = UNSET
     """Optimiser steps per epoch over a batch."""
     epochs: int = UNSET
@@ -106,7 +115,7 @@ class LearnOptions:
     """The surrogate's ratio is clipped to [1 - clip, 1 + clip]."""
     entropy_coef: float = UNSET
     """Weight of the entropy bonus."""
-    value_coef: float = 0.5
+    value_coef: float = UNSET
     """Weight of the value loss."""
     normalize_advantage: bool = True
     """Shift and scale advantages to mean 0 and deviation 1 in each minibatch."""
@@ -121,11 +130,14 @@ class ComputeOptions:
     device: str = "cpu"
     """Where the networks run: cpu, cuda or cuda:N."""
     dtype: Literal["f32", "bf16"] = UNSET
-    """Compute format of the encoder; default bf16 for images where the processor has bf16 instructions."""
+    """Compute format of the encoder; default bf16 for images where the processor has bf16
+    instructions."""
 
 
 @dataclass(frozen=True)
-class TrainConfig(ComputeOptions, ModelConfig, EnvOptions, LearnOptions, RolloutOptions, RunOptions):
+class TrainConfig(
+    ComputeOptions, ModelConfig, EnvOptions, LearnOptions, RolloutOptions, RunOptions
+):
     """All options of a run as flat fields; see the sections for what each means."""
 
     def section(self, section: type) -> Any:
@@ -152,7 +164,9 @@ def field_names() -> list[str]:
 def preset_names() -> list[str]:
     """Names of the shipped presets."""
     folder = resources.files("fastrl") / "presets"
-    return sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
+    return sorted(
+        p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml")
+    )
 
 
 def load_preset(name: str) -> dict[str, Any]:
@@ -166,7 +180,8 @@ def load_preset(name: str) -> dict[str, Any]:
 def flatten_toml(tables: dict[str, Any], source: str) -> dict[str, Any]:
     """Turn a TOML document's sections into flat option values.
 
-    Raises ConfigError naming the first section or key that does not exist, with the nearest that does.
+    Raises ConfigError naming the first section or key that does not exist, with the nearest that
+    does.
     """
     values: dict[str, Any] = {}
     for section, table in tables.items():
@@ -178,7 +193,8 @@ def flatten_toml(tables: dict[str, Any], source: str) -> dict[str, Any]:
         for key, value in table.items():
             if key not in known:
                 raise ConfigError(
-                    f"{source}: section [{section}] has no option {key!r}{_nearest(key, list(known))}."
+                    f"{source}: section [{section}] has no option {key!r}"
+                    f"{_nearest(key, list(known))}."
                 )
             if isinstance(value, list):
                 value = tuple(value)
@@ -238,7 +254,8 @@ def save_interval(text: str) -> tuple[float, Literal["s", "u"]]:
         number = math.nan
     if unit not in ("s", "u") or not math.isfinite(number) or number <= 0:
         raise ConfigError(
-            f"--save-every is {text!r}; it must be a positive number of seconds (300s) or updates (100u)."
+            f"--save-every is {text!r}; it must be a positive number of seconds (300s) or of "
+            "updates (100u)."
         )
     return number, "s" if unit == "s" else "u"
 
@@ -272,7 +289,8 @@ _RANGES: list[tuple[str, float, bool, float]] = [
 
 
 def check(config: TrainConfig) -> None:
-    """Refuse values out of range and contradictions; ConfigError is one sentence naming the option."""
+    """Refuse values out of range and contradictions; ConfigError is one sentence naming the
+    option."""
     for name, low, inclusive, high in _RANGES:
         value = getattr(config, name)
         if value is None or value == "auto":
@@ -282,12 +300,17 @@ def check(config: TrainConfig) -> None:
             raise ConfigError(f"{flag} is {value!r}; it must be a number.")
         if value < low or (value == low and not inclusive) or value > high:
             bound = "at least" if inclusive else "more than"
-            raise ConfigError(f"{flag} is {value}; it must be {bound} {low:g} and at most {high:g}.")
+            raise ConfigError(
+                f"{flag} is {value}; it must be {bound} {low:g} and at most {high:g}."
+            )
     if config.stop_at_return is not None and not math.isfinite(config.stop_at_return):
-        raise ConfigError(f"--stop-at-return is {config.stop_at_return}; it must be a finite number.")
+        raise ConfigError(
+            f"--stop-at-return is {config.stop_at_return}; it must be a finite number."
+        )
     if config.c_bar > config.rho_bar:
         raise ConfigError(
-            f"--c-bar {config.c_bar} is larger than --rho-bar {config.rho_bar}; V-trace needs rho-bar >= c-bar."
+            f"--c-bar {config.c_bar} is larger than --rho-bar {config.rho_bar}; V-trace needs "
+            "rho-bar >= c-bar."
         )
     if config.envs_per_worker is not None and config.envs_per_worker % config.groups_per_worker:
         raise ConfigError(
@@ -295,7 +318,9 @@ def check(config: TrainConfig) -> None:
             f"{config.groups_per_worker}; the groups of a worker have equal sizes."
         )
     if not config.hidden or any(size < 1 for size in config.hidden):
-        raise ConfigError(f"--hidden is {config.hidden}; it must name one or more positive layer sizes.")
+        raise ConfigError(
+            f"--hidden is {config.hidden}; it must name one or more positive layer sizes."
+        )
     for name, choices in (
         ("reward_clip", ("sign", "none")),
         ("lr_schedule", ("constant", "linear")),
@@ -315,17 +340,16 @@ def draw_seed() -> int:
 
 
 def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> TrainConfig:
-    """Fill every UNSET option that shapes the run, from the preset and from the environment's spaces.
+    """Fill every UNSET option that shapes the run, from the preset and from the environment's
+    spaces.
 
-    ``cores`` is the number this process may use; ``bf16_cpu`` whether the processor computes in bf16.
-    Raises ConfigError where the sizes that result contradict each other.
+    ``cores`` is the number this process may use; ``bf16_cpu`` whether the processor computes in
+    bf16. Raises ConfigError where the sizes that result contradict each other.
     """
     image = any(leaf.kind == "image" for leaf in spec.observation.values())
     preset = config.preset or ("atari" if image else "vector")
     values = {
-        name: value
-        for name, value in load_preset(preset).items()
-        if getattr(config, name) is None
+        name: value for name, value in load_preset(preset).items() if getattr(config, name) is None
     }
     values["preset"] = preset
     workers = cores if config.workers == "auto" else config.workers
@@ -355,7 +379,8 @@ def _resolve_batch(config: TrainConfig, minibatches_by_preset: bool) -> TrainCon
     columns = batch_size // config.rollout_length
     minibatches = config.minibatches
     if minibatches_by_preset:
-        # The preset thinks of its own number of environments; with fewer columns there are fewer cuts.
+        # The preset thinks of its own number of environments; with fewer columns there are fewer
+        # cuts.
         minibatches = max(n for n in range(1, min(minibatches, columns) + 1) if columns % n == 0)
     elif columns % minibatches:
         raise ConfigError(

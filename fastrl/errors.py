@@ -1,4 +1,5 @@
-"""The errors a user can cause; each message is one sentence that says what was found and what to do."""
+"""The errors a user can cause; each message is one sentence that says what was found and what to
+do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Playing a checkpoint: the true returns of whole episodes, in one process.
 
-The environment is the run's own (its ``config.toml``) without what only serves training: no clipped rewards,
-no ends at lost lives, no stagger.
+The environment is the run's own (its ``config.toml``) without what only serves training: no clipped
+rewards, no ends at lost lives, no stagger.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from fastrl import checkpoint
 from fastrl.config import INT32_MAX, TrainConfig, load_config
-from fastrl.envs import EnvSpec, StepOut, describe, evaluation_options, make
+from fastrl.envs import EnvSpec, StepOut, VectorEnv, describe, evaluation_options, make
 from fastrl.envs.options import EnvOptions
 from fastrl.errors import ConfigError
 from fastrl.models.acting import ActingPolicy
@@ -47,8 +47,9 @@ class Evaluation:
 def load_policy(run: Path | str) -> tuple[ActingPolicy, EnvSpec, TrainConfig, Path, int]:
     """Load the newest checkpoint of a run folder.
 
-    Returns the acting policy, the environment's spaces, the run's configuration, the checkpoint's path and
-    its step count. Raises ConfigError where the folder holds no run or no checkpoint that can be read.
+    Returns the acting policy, the environment's spaces, the run's configuration, the checkpoint's
+    path and its step count. Raises ConfigError where the folder holds no run or no checkpoint that
+    can be read.
     """
     run = Path(run)
     if not (run / "config.toml").is_file():
@@ -66,20 +67,25 @@ def load_policy(run: Path | str) -> tuple[ActingPolicy, EnvSpec, TrainConfig, Pa
     try:
         policy.load_state_dict(state["model"])
     except (KeyError, RuntimeError) as error:
-        raise ConfigError(f"{paths[-1]} does not fit the network of {config.env}: {error}") from error
+        raise ConfigError(
+            f"{paths[-1]} does not fit the network of {config.env}: {error}"
+        ) from error
     return policy, spec, config, paths[-1], int(state["steps"])
 
 
-def evaluate(run: Path | str, episodes: int, seed: int | None = None, greedy: bool = False) -> Evaluation:
+def evaluate(
+    run: Path | str, episodes: int, seed: int | None = None, greedy: bool = False
+) -> Evaluation:
     """Play `episodes` whole episodes with the newest checkpoint of `run`.
 
-    Each of min(episodes, 16) environments plays an equal number, its first ones, so that short episodes are
-    not preferred. Actions are sampled, or with `greedy` the most probable ones. Raises ConfigError.
+    Each of min(episodes, 16) environments plays an equal number, its first ones, so that short
+    episodes are not preferred. Actions are sampled, or with `greedy` the most probable ones. Raises
+    ConfigError.
     """
     if episodes < 1:
         raise ConfigError(f"--episodes is {episodes}; it must be at least 1.")
     torch.set_num_threads(1)
-    policy, spec, config, path, steps = load_policy(run)
+    policy, _, config, path, steps = load_policy(run)
     seed = secrets.randbelow(INT32_MAX) if seed is None else seed
     num_envs = min(episodes, MAX_ENVS)
     quota = np.full(num_envs, episodes // num_envs)
@@ -87,7 +93,7 @@ def evaluate(run: Path | str, episodes: int, seed: int | None = None, greedy: bo
     options = evaluation_options(config.env, config.section(EnvOptions))
     env = make(config.env, options, num_envs=num_envs, first_env_index=0, seed=seed)
     try:
-        records = _play(policy, spec, env, quota, seed, greedy)
+        records = _play(policy, env, quota, seed, greedy)
     finally:
         env.close()
     return Evaluation(
@@ -99,9 +105,15 @@ def evaluate(run: Path | str, episodes: int, seed: int | None = None, greedy: bo
     )
 
 
-def _play(policy, spec, env, quota, seed, greedy) -> list[list[tuple[float, int]]]:
+def _play(
+    policy: ActingPolicy, env: VectorEnv, quota: np.ndarray, seed: int, greedy: bool
+) -> list[list[tuple[float, int]]]:
+    """Play until environment i has ended quota[i] episodes; (return, length) of each, in order."""
+    spec = env.spec
     count = len(quota)
-    obs = {key: np.zeros((count, *leaf.shape), leaf.dtype) for key, leaf in spec.observation.items()}
+    obs = {
+        key: np.zeros((count, *leaf.shape), leaf.dtype) for key, leaf in spec.observation.items()
+    }
     flags = np.zeros((3, count), np.bool_)
     out = StepOut(obs, np.zeros(count, np.float32), flags[0], flags[1], flags[2])
     index = np.arange(count, dtype=np.int64)

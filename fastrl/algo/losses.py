@@ -40,8 +40,12 @@ class LossTerms(NamedTuple):
 
 
 def importance_log_ratio(log_prob: Tensor, behaviour_log_prob: Tensor, unused: Tensor) -> Tensor:
-    """log w = log π - log μ, f32 of the arguments' shape; 0, without gradient, where `unused`."""
-    return (log_prob - behaviour_log_prob).masked_fill(unused, 0.0)
+    """log w = log π - log μ, f32 of the arguments' shape; 0, without gradient, where `unused`.
+
+    Bounded by ±20, far outside every clip range, so that w is finite: the gradient of a clipped
+    infinity is 0·∞, and one such row would make every parameter NaN.
+    """
+    return (log_prob - behaviour_log_prob).masked_fill(unused, 0.0).clamp(-20.0, 20.0)
 
 
 def mean_over_valid(x: Tensor, weight: Tensor, num_valid: Tensor) -> Tensor:
@@ -80,7 +84,7 @@ def normalise_advantage(advantage: Tensor, weight: Tensor, eps: float = 1e-8) ->
     """
     kept = weight.sum()
     centred = (advantage - mean_over_valid(advantage, weight, kept.clamp_min(1.0))) * weight
-    std = torch.linalg.vector_norm(centred) / (kept - 1.0).clamp_min(1.0).sqrt()
+    std: Tensor = torch.linalg.vector_norm(centred) / (kept - 1.0).clamp_min(1.0).sqrt()
     return centred / (std + eps)
 
 

@@ -4,7 +4,13 @@ Nothing here imports torch: rollout processes are numpy and C++ only.
 """
 
 from fastrl.envs.options import EnvOptions, evaluation_options
-from fastrl.envs.registry import FunctionEnvs, describe, make, register_family
+from fastrl.envs.registry import (
+    FunctionEnvs,
+    describe,
+    make,
+    register_family,
+    registered_families,
+)
 from fastrl.envs.spec import ActionSpec, EnvSpec, ObservationSpec, map_action
 from fastrl.envs.vector_env import StepOut, VectorEnv
 
@@ -21,4 +27,5 @@ __all__ = [
     "make",
     "map_action",
     "register_family",
+    "registered_families",
 ]

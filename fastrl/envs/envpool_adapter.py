@@ -206,8 +206,7 @@ class EnvpoolEnv:
         np.copyto(target, self._stored(obs), casting="same_kind")
 
     def _flags(self, batch: _Batch, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """`terminated`, `truncated`, `episode_over` `[m]` of the environments `ids`, just
-        stepped."""
+        """`terminated`, `truncated`, `episode_over` `[m]` of the environments in `batch`."""
         resets = self._done[ids]
         if (batch.done & resets).any():
             raise UnsupportedEnvironment(

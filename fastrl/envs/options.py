@@ -52,7 +52,7 @@ def check_options(env_id: str, options: EnvOptions, used: Collection[str]) -> No
     Raises:
         ConfigError: naming the option, its value and what was expected.
     """
-    for field in fields(options):
+    for field in fields(EnvOptions):
         value = getattr(options, field.name)
         if field.name not in used and value != field.default:
             takes = ", ".join(sorted(used)) or "none of them"

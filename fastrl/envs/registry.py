@@ -1,6 +1,6 @@
 """From an id to an environment: `family:name`, one adapter per family.
 
-A new family is one line in `_FAMILIES` and one module with `names`, `describe` and `make`; a test
+A new family is one line in `_FAMILIES` and one module with the functions of `Adapter`; a test
 or a user's factory is a `FunctionEnvs` given to `register_family`.
 """
 
@@ -20,7 +20,7 @@ from fastrl.errors import ConfigError
 
 
 class Adapter(Protocol):
-    """What a family provides; a module with these three functions is one."""
+    """What a family provides; a module with these functions is one."""
 
     def names(self, family: str) -> list[str] | None:
         """All names of the family, without its prefix; None if they cannot be listed."""
@@ -54,6 +54,7 @@ _FAMILIES: dict[str, str | Adapter] = {
     "atari": "fastrl.envs.envpool_adapter",
     "envpool": "fastrl.envs.envpool_adapter",
 }
+_registered: dict[str, Adapter] = {}
 _RESERVED = ("ale", "gym", "py")
 
 
@@ -68,6 +69,12 @@ def register_family(prefix: str, adapter: Adapter) -> None:
             f"The family prefix {prefix!r} must be a lower-case word of letters, digits and _."
         )
     _FAMILIES[prefix] = adapter
+    _registered[prefix] = adapter
+
+
+def registered_families() -> dict[str, Adapter]:
+    """What `register_family` was given in this process, for handing it on to others."""
+    return dict(_registered)
 
 
 def describe(env_id: str, options: EnvOptions) -> EnvSpec:

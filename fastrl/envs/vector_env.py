@@ -11,8 +11,8 @@ truncated is terminated.
 
 `episode_over` is for the statistics alone: the episode that ran up to and including this row is
 complete. It is True in a done row that is a true end. In a reset row it is True in one case: the
-"reset" after a lost life is played by the game itself, and the game ended in it (one RoadRunner
-game in four does).
+"reset" after a lost life is played by the game itself, and the game ended in it (of random
+RoadRunner games about one in four does).
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ def chunk_rows(spec: EnvSpec) -> int:
 
 
 class ActingPolicy:
-    """A policy without gradients, whose f32 parameters are one flat array that a reader may overwrite.
+    """A policy without gradients, whose f32 parameters are one flat array that a reader may
+    overwrite.
 
     Attributes:
         flat: float32 numpy [num_floats] on the CPU; after writing it, call `refresh`.
@@ -41,7 +42,9 @@ class ActingPolicy:
         self._network = network.to(self._device)
         self._parameters = FlatParameters(self._network)
         on_cpu = self._device.type == "cpu"
-        self._staging = self._parameters.data if on_cpu else torch.zeros(self._parameters.num_floats)
+        self._staging = (
+            self._parameters.data if on_cpu else torch.zeros(self._parameters.num_floats)
+        )
         self.flat: np.ndarray = self._staging.numpy()
         self._encoder = self._network.encoder
         self._cast: CastCopy | None = None
@@ -50,7 +53,8 @@ class ActingPolicy:
             self._encoder = self._cast.module
         self._chunk_rows = chunk_rows(spec)
         self.noise_dims = {
-            key: distribution.noise_dims for key, distribution in self._network.distributions.items()
+            key: distribution.noise_dims
+            for key, distribution in self._network.distributions.items()
         }
 
     def refresh(self) -> None:
@@ -74,7 +78,7 @@ class ActingPolicy:
 
         Args:
             obs: leaves [N, *shape] on the CPU.
-            noise: per action leaf f32 [N, noise_dims] in (0, 1); None takes the most probable action.
+            noise: per action leaf f32 [N, noise_dims] in (0, 1); None for the likeliest action.
 
         Returns:
             action: per leaf i32 [N] or f32 [N, *shape].
@@ -97,7 +101,9 @@ class ActingPolicy:
     def _features(self, obs: dict[str, Tensor]) -> Tensor:
         count = len(next(iter(obs.values())))
         chunks = [
-            self._encoder({k: v[at : at + self._chunk_rows].to(self._device) for k, v in obs.items()})
+            self._encoder(
+                {k: v[at : at + self._chunk_rows].to(self._device) for k, v in obs.items()}
+            )
             for at in range(0, count, self._chunk_rows)
         ]
         return chunks[0] if len(chunks) == 1 else torch.cat(chunks)

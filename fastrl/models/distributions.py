@@ -152,7 +152,10 @@ class DiagonalGaussian:
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         """Log-density summed over elements: params [N, 2·size], action [N, *shape] → f32 [N]."""
         mean, log_std = _split(params)
-        z = (action.float().reshape(-1, self.size).t() - mean) * torch.exp(-log_std)
+        # Contiguous, so that the order of the sum, hence its last bit, is the same for an action
+        # fresh from `sample` and for one from the arena.
+        action = action.float().reshape(-1, self.size).t().contiguous()
+        z = (action - mean) * torch.exp(-log_std)
         return (-0.5 * z.square() - log_std).sum(0) - self.size * _HALF_LOG_2PI
 
     def entropy(self, params: Tensor) -> Tensor:
@@ -165,8 +168,8 @@ class DiagonalGaussian:
 
 
 def _split(params: Tensor) -> tuple[Tensor, Tensor]:
-    """[N, 2·size] any dtype → mean and log_std, each f32 [size, N]."""
-    mean, log_std = params.float().t().chunk(2)
+    """[N, 2·size] any dtype → mean and log_std, each f32 [size, N], contiguous."""
+    mean, log_std = params.float().t().contiguous().chunk(2)
     return mean, log_std
 
 

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 # Each parameter starts on a cache line; the gaps stay zero, so no norm or optimiser sees them.
 _ALIGNMENT = 16
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class FlatParameters:
@@ -80,14 +83,14 @@ def flat_view(flat: Tensor, offset: int, shape: torch.Size) -> Tensor:
     return flat[offset : offset + shape.numel()].view(shape)
 
 
-class CastCopy:
+class CastCopy(Generic[M]):
     """A copy of one submodule in another dtype, fed from the flat f32 parameters.
 
     Attributes:
         module: the copy; its parameters are views of one flat tensor and take no gradient.
     """
 
-    def __init__(self, flat: FlatParameters, submodule: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, flat: FlatParameters, submodule: M, dtype: torch.dtype) -> None:
         """Copy `submodule`, which is part of `flat.module`, and fill it.
 
         Raises:
@@ -96,7 +99,7 @@ class CastCopy:
         prefix = next((n for n, m in flat.module.named_modules() if m is submodule), None)
         if prefix is None:
             raise ValueError("the submodule to copy is not part of the flattened module")
-        self.module = copy.deepcopy(submodule).requires_grad_(False)
+        self.module: M = copy.deepcopy(submodule).requires_grad_(False)
         start = min(flat.offsets[_join(prefix, n)] for n, _ in submodule.named_parameters())
         end = start
         for name, parameter in submodule.named_parameters():

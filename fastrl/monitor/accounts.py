@@ -1,7 +1,7 @@
 """What the processes count, and where: the meaning of each shared counter.
 
-Every counter has one writer; main and the learner read them. A rollout process imports this file, so it
-needs numpy alone.
+Every counter has one writer; main and the learner read them. A rollout process imports this file,
+so it needs numpy alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from enum import IntEnum
 import numpy as np
 
 ROW_SHIFT = 48
-"""A group's progress word is ``row << 48 | valid steps so far``: both become visible in one store."""
+"""A group's progress word is ``row << 48 | valid steps so far``: both become visible in one
+store."""
 
 SAMPLED_MASK = (1 << ROW_SHIFT) - 1
 

@@ -43,7 +43,9 @@ class Console:
             self._log = None
 
 
-def progress_line(metrics: dict[str, float], steps: int, seconds: float, recent_return: float | None) -> str:
+def progress_line(
+    metrics: dict[str, float], steps: int, seconds: float, recent_return: float | None
+) -> str:
     """One plain line about the run: steps, rate, return, lag, and who waits.
 
     ``metrics`` are those of the record being written; what has no value yet is left out.

@@ -59,7 +59,8 @@ class EpisodeLog:
         return bool(self._seen.all()) and len(self._recent) == RECENT_EPISODES
 
     def take(self) -> dict[str, float]:
-        """Return mean return and length of the episodes since the last call (empty if there are none)."""
+        """Return mean return and length of the episodes since the last call (empty if there are
+        none)."""
         if not self._fresh:
             return {}
         episodes = np.concatenate(self._fresh)

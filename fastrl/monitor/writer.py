@@ -15,8 +15,8 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 class MetricWriter:
     """Appends records to ``metrics.jsonl`` and to a TensorBoard event file of the same folder.
 
-    The x-axis of both is environment steps. torch's SummaryWriter would do, but main has no other use for
-    torch, whose import costs two seconds and 160 MB.
+    The x-axis of both is environment steps. torch's SummaryWriter would do, but main has no other
+    use for torch, whose import costs two seconds and 160 MB.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -24,9 +24,12 @@ class MetricWriter:
         self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
 
     def write(self, steps: int, seconds: float, metrics: dict[str, float], **texts: str) -> None:
-        """Write one record; a metric that is not finite is left out. ``texts`` go to the JSON line only."""
+        """Write one record; a metric that is not finite is left out. ``texts`` go to the JSON line
+        only."""
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
-        summary = Summary(value=[Summary.Value(tag=name, simple_value=v) for name, v in finite.items()])
+        summary = Summary(
+            value=[Summary.Value(tag=name, simple_value=v) for name, v in finite.items()]
+        )
         self._events.add_event(Event(wall_time=time.time(), step=steps, summary=summary))
         record = {"steps": steps, "seconds": round(seconds, 3), **finite, **texts}
         self._lines.write(json.dumps(record) + "\n")

@@ -1,7 +1,7 @@
 """From full slots to a time-major batch, and from a minibatch's columns to observations.
 
-Small arrays are gathered once per batch to `[T, B]`; observations stay in their slots, and each chunk of
-rows is gathered straight from the arena, once per use::
+Small arrays are gathered once per batch to `[T, B]`; observations stay in their slots, and each
+chunk of rows is gathered straight from the arena, once per use::
 
     column b of the batch = environment e of slot s ;  B = batch_slots * E
 """
@@ -18,7 +18,8 @@ from fastrl.workers.shared import Shared
 
 @dataclass(frozen=True)
 class Batch:
-    """Small arrays of a batch, `[T, B]` unless said otherwise, on the CPU; `kept` is what is trained on."""
+    """Small arrays of a batch, `[T, B]` unless said otherwise, on the CPU; `kept` is what is
+    trained on."""
 
     first_row: np.ndarray
     """int64 [B]: row of the flat observation array that holds the column's row 0."""
@@ -40,7 +41,8 @@ class Batch:
 
 
 class BatchReader:
-    """Reads batches out of the arena; owns the buffers that chunks of observations are gathered into."""
+    """Reads batches out of the arena; owns the buffers that chunks of observations are gathered
+    into."""
 
     def __init__(self, shared: Shared, chunk_rows: int) -> None:
         plan = shared.plan
@@ -49,7 +51,8 @@ class BatchReader:
         rows = plan.num_slots * (self._T + 1) * self._E
         self._obs_rows = {key: obs.reshape(rows, *obs.shape[3:]) for key, obs in shared.obs.items()}
         self._chunk = {
-            key: np.empty((chunk_rows, *flat.shape[1:]), flat.dtype) for key, flat in self._obs_rows.items()
+            key: np.empty((chunk_rows, *flat.shape[1:]), flat.dtype)
+            for key, flat in self._obs_rows.items()
         }
 
     def read(self, slots: np.ndarray, version: int, max_lag: int) -> Batch:
@@ -79,10 +82,11 @@ class BatchReader:
         """Gather `[slots, rows, E, ...]` to `[rows, B, ...]`."""
         taken = array[slots]  # [n, rows, E, ...]
         rows = taken.shape[1]
-        return np.ascontiguousarray(np.moveaxis(taken, 1, 0)).reshape(rows, -1, *taken.shape[3:])
+        shape = (rows, len(slots) * self._E, *taken.shape[3:])
+        return np.ascontiguousarray(np.moveaxis(taken, 1, 0)).reshape(shape)
 
     def rows(self, first_row: np.ndarray, times: range) -> np.ndarray:
-        """Flat observation rows of columns at `times`, time-major: int64 [len(times) * len(first_row)]."""
+        """Flat observation rows of columns at `times`: int64 [len(times) * columns], time-major."""
         return (np.asarray(times)[:, None] * self._E + first_row).ravel()
 
     def observations(self, rows: np.ndarray) -> dict[str, torch.Tensor]:

@@ -1,7 +1,8 @@
-"""Entry points of the child processes: the guard around each body, and nothing that is heavy to import.
+"""Entry points of the child processes: the guard around each body, and nothing that is heavy to
+import.
 
-Main names these functions when it starts a process, so this file must not import torch; the learner's and
-inference's bodies are imported in their own processes.
+Main names these functions when it starts a process, so this file must not import torch; the
+learner's and inference's bodies are imported in their own processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""One child process as main sees it: its pidfd, its start-up pipe, its crash report, how it ended."""
+"""One child process as main sees it: its pidfd, its start-up pipe, its crash report, how it
+ended."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ class Child:
     """A started process; owned by main."""
 
     def __init__(
-        self, role: str, process: Any, pipe: Connection, crash: CrashReport, worker: int | None = None
+        self,
+        role: str,
+        process: Any,
+        pipe: Connection,
+        crash: CrashReport,
+        worker: int | None = None,
     ) -> None:
         self.role = role
         self.worker = worker
@@ -25,18 +31,24 @@ class Child:
         self.pipe_ended = False
         self.messages: list[tuple[str, Any]] = []
         self.crash = crash
-        # A pidfd tells the truth also where the forkserver that would report the end is dead itself.
+        # A pidfd tells the truth also where the forkserver that would report the end is dead
+        # itself.
         try:
             self.pidfd = os.pidfd_open(process.pid)
         except ProcessLookupError:
-            # It has ended and been reaped already: a pipe without a writer is as readable as its pidfd.
+            # It has ended and been reaped already: a pipe without a writer is as readable as its
+            # pidfd.
             self.pidfd, writer = os.pipe()
             os.close(writer)
 
     @property
     def name(self) -> str:
         """Name in sentences: the learner, rollout worker 3."""
-        return f"the {self.role} process" if self.worker is None else f"{self.role} worker {self.worker}"
+        return (
+            f"the {self.role} process"
+            if self.worker is None
+            else f"{self.role} worker {self.worker}"
+        )
 
     def receive(self) -> list[tuple[str, Any]]:
         """Return the messages that lie in the start-up pipe; never waits for one."""

@@ -1,7 +1,7 @@
 """The crew of a run: every child process, from its launch to its end; owned by the supervisor.
 
-Start-up messages go over a pipe per child (main waits for them one by one); from then on the arena is the
-only link, and main looks at pidfds.
+Start-up messages go over a pipe per child (main waits for them one by one); from then on the arena
+is the only link, and main looks at pidfds.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from fastrl.workers.rollout import RolloutStart
 
 
 class ProcessDied(RuntimeError):
-    """A process whose death ends the run has died; the message tells who, how, and its traceback."""
+    """A process whose death ends the run has died; the message tells who, how, and its
+    traceback."""
 
 
 class Crew:
-    """All child processes of a run and what they share from the start: the arena and the report queue."""
+    """All child processes of a run and what they share from the start: the arena and the report
+    queue."""
 
     def __init__(self) -> None:
         self.arena = Arena.create()
@@ -52,7 +54,8 @@ class Crew:
         return self._spawn("learner", learner_main, self.reports.fifo)
 
     def launch_inference(self) -> Child:
-        """Start the inference worker; it begins with importing torch and waits for its configuration."""
+        """Start the inference worker; it begins with importing torch and waits for its
+        configuration."""
         return self._spawn("inference", inference_main)
 
     def _spawn(self, role: str, body: Any, *args: Any) -> Child:
@@ -68,13 +71,15 @@ class Crew:
         return child
 
     def watch_forkserver(self, pid: int) -> None:
-        """Watch the forkserver as well: without it no worker can be replaced, and its children die."""
+        """Watch the forkserver as well: without it no worker can be replaced, and its children
+        die."""
         self._forkserver_fd = os.pidfd_open(pid)
 
     def expect(self, child: Child, kind: str) -> Any:
         """Wait for a start-up message of `child` and return its value.
 
-        Raises ConfigError with the sentence of any child that refuses, ProcessDied when any has died.
+        Raises ConfigError with the sentence of any child that refuses, ProcessDied when any has
+        died.
         """
         while True:
             self.receive()
@@ -105,7 +110,8 @@ class Crew:
         _poll([*descriptors, wake], timeout)
 
     def forkserver_ended(self) -> bool:
-        """Whether the forkserver has ended; it ends before its children, so ask this before blaming one."""
+        """Whether the forkserver has ended; it ends before its children, so ask this before blaming
+        one."""
         return self._forkserver_fd is not None and bool(_poll([self._forkserver_fd], 0.0))
 
     def discharge(self, child: Child) -> None:

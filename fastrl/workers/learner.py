@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -34,8 +35,8 @@ REPORT_SECONDS = 0.5
 class SlotQueue:
     """Full slots in the order in which they were filled, and what is counted as they are taken.
 
-    The counters decide which slots are full; a word of the ring only says which group to look at, so a word
-    that was lost with its process is made up for by the group's next one.
+    The counters decide which slots are full; a word of the ring only says which group to look at,
+    so a word that was lost with its process is made up for by the group's next one.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -58,8 +59,9 @@ class SlotQueue:
     def take(self, count: int) -> tuple[np.ndarray, int]:
         """Remove the oldest `count` slots; return them (int64) and the steps dropped before them.
 
-        A slot knows the steps its group had made when it was full. What lies between that, its own valid
-        rows and the group's slot before it was made by a worker that died in the middle of a slot.
+        A slot knows the steps its group had made when it was full. What lies between that, its own
+        valid rows and the group's slot before it was made by a worker that died in the middle of a
+        slot.
         """
         shared = self._shared
         slots = np.array([self._slots.popleft() for _ in range(count)], np.int64)
@@ -74,7 +76,8 @@ class SlotQueue:
 
 
 class Learner:
-    """Trains on batches of slots; owns the network, the optimiser and the publication of weights."""
+    """Trains on batches of slots; owns the network, the optimiser and the publication of
+    weights."""
 
     def __init__(self, shared: Shared, updater: Updater) -> None:
         plan = shared.plan
@@ -157,7 +160,9 @@ class MeanMetrics:
 class Saver:
     """Decides when a checkpoint is due, and writes it."""
 
-    def __init__(self, run_dir: Path, every: str, state: Callable[[], dict[str, Any]], fifo: Any) -> None:
+    def __init__(
+        self, run_dir: Path, every: str, state: Callable[[], dict[str, Any]], fifo: Any
+    ) -> None:
         self._run_dir = run_dir
         self._every, self._unit = save_interval(every)
         self._state = state
@@ -166,7 +171,9 @@ class Saver:
 
     def save_if_due(self, steps: int, updates: int) -> None:
         """Write a checkpoint if `--save-every` has passed since the last one."""
-        elapsed = time.monotonic() - self._last_time if self._unit == "s" else updates - self._last_update
+        elapsed = (
+            time.monotonic() - self._last_time if self._unit == "s" else updates - self._last_update
+        )
         if elapsed >= self._every:
             self.save(steps, updates)
 
@@ -204,10 +211,8 @@ def run(lines: Lines, fifo: Any) -> None:
         }
 
     saver = Saver(run_dir, config.save_every, state, fifo)
-    try:
+    with contextlib.suppress(Closed):
         _loop(shared, learner, saver, fifo)
-    except Closed:
-        pass
     saver.save(learner.steps, learner.updates)
     send(fifo, EndReport(learner.steps), timeout=1.0)
 
@@ -247,5 +252,3 @@ def _loop(shared: Shared, learner: Learner, saver: Saver, fifo: Any) -> None:
         saver.save_if_due(learner.steps, learner.updates)
     if means.updates:
         send(fifo, means.take(), timeout=1.0)
-
-

@@ -1,7 +1,7 @@
 """The plan of a run: how many of what, and where each array lies in the arena.
 
-Everything that the processes must agree on is computed once, by main, from the resolved configuration and
-the environment's spaces, and travels to them as one picklable :class:`Plan`::
+Everything that the processes must agree on is computed once, by main, from the resolved
+configuration and the environment's spaces, and travels to them as one picklable :class:`Plan`::
 
     W workers x G groups = N groups of E environments;  group g has slots g*K .. g*K + K-1
     slot s, row t, environment e  ─▶  obs row (s*(T+1) + t)*E + e,  other rows (s*T + t)*E + e
@@ -72,7 +72,8 @@ class Plan:
 
     @property
     def slots_per_group(self) -> int:
-        """K: one slot trains, one is full and one fills, so that neither side waits for the other."""
+        """K: one slot trains, one is full and one fills, so that neither side waits for the
+        other."""
         return 2 * -(-self.batch_slots // self.num_groups) + 1
 
     @property
@@ -82,16 +83,18 @@ class Plan:
 
     @property
     def largest_lag(self) -> int:
-        """Policy lag in versions, at the pop of a batch, for groups of equal speed and a slow learner.
+        """Policy lag in versions, at the pop of a batch, for groups of equal speed and a slow
+        learner.
 
-        All K slots of a group are then full: the oldest row was chosen when the slot's turn came, and
-        the other K - 1 slots of every group are trained on before it.
+        All K slots of a group are then full: the oldest row was chosen when the slot's turn came,
+        and the other K - 1 slots of every group are trained on before it.
         """
         return -(-(self.slots_per_group - 1) * self.num_groups // self.batch_slots)
 
     @property
     def crowded(self) -> bool:
-        """Whether processes outnumber cores, so that a process awake is one that keeps another waiting."""
+        """Whether processes outnumber cores, so that a process awake is one that keeps another
+        waiting."""
         return self.num_workers + 2 > self.cores
 
     @property
@@ -103,7 +106,8 @@ class Plan:
         """Lay out every shared array of the run; all-zero memory is its valid first state."""
         workers, groups, slots = self.num_workers, self.num_groups, self.num_slots
         T, E = self.rollout_length, self.envs_per_group
-        # A ring never fills: at most one word waits per group and kind, and words of dead generations.
+        # A ring never fills: at most one word waits per group and kind, and words of dead
+        # generations.
         words = 1 << max(6, (4 * self.groups_per_worker * (self.slots_per_group + 1)).bit_length())
         layout = Layout()
         for name in ("ready", "acted", "full", "returned"):
@@ -142,13 +146,13 @@ class Plan:
         return layout
 
     def check_memory(self) -> None:
-        """Refuse a plan whose arena does not fit into what the machine or the cgroup still allows."""
+        """Refuse an arena that does not fit into what the machine or the cgroup still allows."""
         needed, available = self.layout().nbytes, available_memory()
         if needed > 0.9 * available:
             raise ConfigError(
-                f"The plan needs {needed / 2**30:.1f} GiB of shared memory for {self.num_slots} slots, and "
-                f"{available / 2**30:.1f} GiB are available; use fewer environments (--workers, "
-                f"--envs-per-worker) or a shorter --rollout-length."
+                f"The plan needs {needed / 2**30:.1f} GiB of shared memory for "
+                f"{self.num_slots} slots, and {available / 2**30:.1f} GiB are available; use fewer "
+                f"environments (--workers, --envs-per-worker) or a shorter --rollout-length."
             )
 
     def describe(self) -> list[str]:
@@ -156,8 +160,8 @@ class Plan:
         config, nbytes = self.config, self.layout().nbytes
         steps = config.batch_size
         return [
-            f"env        {self.spec.env_id}: {self.num_envs} environments, frame skip {self.spec.frame_skip}, "
-            f"seed {config.seed}",
+            f"env        {self.spec.env_id}: {self.num_envs} environments, "
+            f"frame skip {self.spec.frame_skip}, seed {config.seed}",
             f"processes  main, {self.num_workers} rollout ({self.groups_per_worker} groups of "
             f"{self.envs_per_group}), 1 inference, 1 learner on {self.cores} cores "
             f"({'crowded' if self.crowded else 'uncrowded'})",
@@ -168,8 +172,8 @@ class Plan:
             f"batch      {steps:,} steps = {self.batch_slots} slots of T={self.rollout_length}, "
             f"{config.minibatches} minibatches, {config.epochs} "
             f"epoch{'s' if config.epochs > 1 else ''}",
-            f"policy lag 0 to 1 version where sampling is the slower side, up to {self.largest_lag} where "
-            f"learning is; trained up to {config.max_policy_lag}",
+            f"policy lag 0 to 1 version where sampling is the slower side, "
+            f"up to {self.largest_lag} where learning is; trained up to {config.max_policy_lag}",
             f"preset     {config.preset}",
         ]
 
@@ -187,7 +191,9 @@ def available_cores() -> int:
 def available_memory() -> int:
     """Bytes that may still be allocated: MemAvailable, or less where a cgroup's limit is nearer."""
     lines = Path("/proc/meminfo").read_text().splitlines()
-    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    available = next(
+        int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
+    )
     for limit, used in zip(
         _cgroup_values("memory.max"), _cgroup_values("memory.current"), strict=False
     ):

@@ -1,23 +1,25 @@
-"""What the forkserver imports once, so that its children share it: numpy, envpool, the rollout body.
+"""What the forkserver imports once, so that its children share it: numpy, envpool, the rollout
+body.
 
-Importing this module also ties the forkserver to the process that started it (the forkserver alone would
-survive a killed main for as long as one of its children holds its pipe).
+Importing this module also ties the forkserver to the process that started it (the forkserver alone
+would survive a killed main for as long as one of its children holds its pipe).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 
-from fastrl.workers.process import MAIN_PID_VARIABLE, die_with_parent
+from fastrl.workers.process import MAIN_PID_VARIABLE, die_with_parent, ignore_stop_signals
 
 if MAIN_PID_VARIABLE in os.environ:
     die_with_parent(int(os.environ.pop(MAIN_PID_VARIABLE)))
+    ignore_stop_signals()
 
-import fastrl.workers.rollout
+import fastrl.workers.rollout  # noqa: F401
 
-try:  # the largest import of a rollout process; adapters import it themselves where this failed
+# The largest import of a rollout process. Where it fails, the adapter that needs it will say why.
+with contextlib.suppress(ImportError):
     import envpool  # noqa: F401
-except ImportError:
-    pass
 
 FORKSERVER_PID = os.getpid()

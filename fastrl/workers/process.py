@@ -32,7 +32,8 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends, and exit at once if it already has."""
+    """Have the kernel kill this process when its parent ends, and exit at once if it already
+    has."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
@@ -40,9 +41,17 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
+def ignore_stop_signals() -> None:
+    """Leave Ctrl-C and SIGTERM to main: a terminal or a service manager sends them to the whole
+    group."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 @dataclass(frozen=True)
 class Lines:
-    """What a child is given at its start: shared memory, its crash report, and a pipe for the start-up."""
+    """What a child is given at its start: shared memory, its crash report, and a pipe for the
+    start-up."""
 
     arena: Arena
     crash: CrashReport
@@ -52,9 +61,11 @@ class Lines:
 
 @contextlib.contextmanager
 def child_of_main(lines: Lines) -> Iterator[None]:
-    """Run a child's body: the end by `Closed` is the normal one, a traceback goes to the crash report.
+    """Run a child's body: the end by `Closed` is the normal one, a traceback goes to the crash
+    report.
 
-    The exit code is 0 after Closed, 2 after a ConfigError (whose sentence goes up the pipe), else 1.
+    The exit code is 0 after Closed, 2 after a ConfigError (whose sentence goes up the pipe), else
+    1.
     """
     if lines.parent_pid is None:
         from fastrl.workers.preload import FORKSERVER_PID
@@ -62,8 +73,7 @@ def child_of_main(lines: Lines) -> Iterator[None]:
         die_with_parent(FORKSERVER_PID)
     else:
         die_with_parent(lines.parent_pid)
-    # Only main acts on Ctrl-C, which the terminal sends to the whole process group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_stop_signals()
     faulthandler.enable(file=lines.crash.fileno(), all_threads=True)
     try:
         yield
@@ -80,7 +90,8 @@ def child_of_main(lines: Lines) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hidden_main_module() -> Iterator[None]:
-    """Show multiprocessing an empty ``__main__``, so that children do not run the user's script again."""
+    """Show multiprocessing an empty ``__main__``, so that children do not run the user's script
+    again."""
     module = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
@@ -92,12 +103,15 @@ def _hidden_main_module() -> Iterator[None]:
 class Launcher:
     """Starts the processes of a run; owned by main, used from its main thread alone.
 
-    PDEATHSIG follows the thread that started a child, so a thread that ends would take its children along.
+    PDEATHSIG follows the thread that started a child, so a thread that ends would take its children
+    along.
     """
 
     def __init__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError("fastrl starts its processes from the main thread; call train() there.")
+            raise RuntimeError(
+                "fastrl starts its processes from the main thread; call train() there."
+            )
         self._spawn = multiprocessing.get_context("spawn")
         self._forkserver = multiprocessing.get_context("forkserver")
         self._forkserver.set_forkserver_preload(["fastrl.workers.preload"])
@@ -112,9 +126,17 @@ class Launcher:
     def fork(self, name: str, target: Callable[..., None], *args: Any) -> Any:
         """Start a process from the forkserver (rollout); cheap, and free of torch."""
         process = self._forkserver.Process(name=name, target=target, args=args, daemon=True)
-        # Read by the forkserver at its first start. OpenBLAS would start a thread per core before the fork.
-        with _hidden_main_module(), _environment(
-            **{MAIN_PID_VARIABLE: str(os.getpid()), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        # Read by the forkserver at its first start. OpenBLAS would start a thread per core before
+        # the fork.
+        with (
+            _hidden_main_module(),
+            _environment(
+                **{
+                    MAIN_PID_VARIABLE: str(os.getpid()),
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "OMP_NUM_THREADS": "1",
+                }
+            ),
         ):
             process.start()
         return process

@@ -14,7 +14,9 @@ from fastrl.workers.shared import Shared
 class Record:
     """Collects counters, episodes and reports of one run, and writes them; owned by main."""
 
-    def __init__(self, shared: Shared, writer: MetricWriter, console: Console, started: float) -> None:
+    def __init__(
+        self, shared: Shared, writer: MetricWriter, console: Console, started: float
+    ) -> None:
         """`started` is the time.monotonic() at which the run's clock began."""
         plan = shared.plan
         self._shared = shared
@@ -25,9 +27,13 @@ class Record:
         self._next_log = time.monotonic() + self._log_every
         self._announced = False
         self.learner = LearnerReports()
-        self.episodes = EpisodeLog([shared.episodes(w) for w in range(plan.num_workers)], plan.num_envs)
+        self.episodes = EpisodeLog(
+            [shared.episodes(w) for w in range(plan.num_workers)], plan.num_envs
+        )
         self._rates = RateMeter(
-            Counts(shared.progress, shared.rollout_clock, shared.inference_clock, shared.learner_clock),
+            Counts(
+                shared.progress, shared.rollout_clock, shared.inference_clock, shared.learner_clock
+            ),
             plan.spec.frame_skip,
         )
 
@@ -51,14 +57,17 @@ class Record:
         shared = self._shared
         sampled = int((shared.progress.snapshot() & SAMPLED_MASK).sum())
         trained, masked, dropped = (
-            shared.control.load(index) for index in (Control.TRAINED, Control.MASKED, Control.DROPPED)
+            shared.control.load(index)
+            for index in (Control.TRAINED, Control.MASKED, Control.DROPPED)
         )
         self._console.say(
             f"steps: {sampled:,} sampled, {trained:,} trained, {masked:,} masked for age, "
             f"{dropped:,} dropped, {sampled - trained - masked - dropped:,} unfinished"
         )
         if self.episodes.lost:
-            self._console.say(f"{self.episodes.lost} reports of finished episodes were lost (ring full)")
+            self._console.say(
+                f"{self.episodes.lost} reports of finished episodes were lost (ring full)"
+            )
 
     def _write(self, **texts: str) -> None:
         seconds = time.monotonic() - self._started

@@ -1,7 +1,7 @@
 """What the learner tells main, over a faster-fifo queue that main reads in a thread of its own.
 
-faster-fifo's lock is not robust (a process killed while it holds it leaves it locked), so only processes
-whose death ends the run write here, and nothing in main waits for the reading thread.
+faster-fifo's lock is not robust (a process killed while it holds it leaves it locked), so only
+processes whose death ends the run write here, and nothing in main waits for the reading thread.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class ReportQueue:
         return reports
 
     def stop(self) -> None:
-        """Take in what is left and end the reading thread; bounded, whatever state the queue is in."""
+        """Take in what is left and end the reading thread; bounded, whatever state the queue is
+        in."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(timeout=2.0)

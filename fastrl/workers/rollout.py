@@ -11,6 +11,7 @@ Nothing here imports torch: a process of its own costs a few megabytes, and ther
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastrl.config import TrainConfig
-from fastrl.envs import StepOut, VectorEnv, describe, make
+from fastrl.envs import StepOut, VectorEnv, describe, make, register_family
 from fastrl.envs.options import EnvOptions
 from fastrl.errors import ConfigError
 from fastrl.monitor.accounts import CLOCK_SIZE, EPISODE_DTYPE, ROW_SHIFT, SAMPLED_MASK, Clock
@@ -34,7 +35,8 @@ READY, FULL = 0, 1  # rings of the outbox
 
 
 class RolloutGroup:
-    """One group of E environments, its slots and its episode statistics; used by one process only."""
+    """One group of E environments, its slots and its episode statistics; used by one process
+    only."""
 
     def __init__(self, shared: Shared, env: VectorEnv, group: int) -> None:
         plan = shared.plan
@@ -55,10 +57,11 @@ class RolloutGroup:
         self._return = np.zeros(E, np.float64)
         self._length = np.zeros(E, np.int64)
         self._env_index = group * E + np.arange(E, dtype=np.int32)
-        # Where the newest observation lies while the group waits for a slot: (slot, row) of the arena, or
-        # the buffers that the first reset wrote.
+        # Where the newest observation lies while the group waits for a slot: (slot, row) of the
+        # arena, or the buffers that the first reset wrote.
         self._pending_obs = {
-            key: np.zeros((E, *leaf.shape), leaf.dtype) for key, leaf in plan.spec.observation.items()
+            key: np.zeros((E, *leaf.shape), leaf.dtype)
+            for key, leaf in plan.spec.observation.items()
         }
         self._pending_ignored = np.zeros(E, np.bool_)
         self.waits_for_slot = False
@@ -67,7 +70,8 @@ class RolloutGroup:
         """Reset the environments and place their first observations; False: no slot is free yet."""
         plan = self._shared.plan
         generation = self._shared.generation.load(self.group // plan.groups_per_worker)
-        # Keyed by the run-wide index, so that how environments are spread over groups changes no episode.
+        # Keyed by the run-wide index, so that how environments are spread over groups changes no
+        # episode.
         rngs = [
             np.random.default_rng([plan.config.seed, int(index), generation])
             for index in self._env_index
@@ -97,7 +101,8 @@ class RolloutGroup:
     def step(self) -> tuple[bool, bool]:
         """Step the environments with the actions of the current row; write what that led to.
 
-        Returns (ready, full): whether the group has a new row for inference, and whether a slot was filled.
+        Returns (ready, full): whether the group has a new row for inference, and whether a slot was
+        filled.
         """
         shared, slot, row = self._shared, self._slot, self._row
         terminated, truncated = shared.terminated[slot, row], shared.truncated[slot, row]
@@ -125,7 +130,8 @@ class RolloutGroup:
         shared.sampled_through[slot] = self._sampled
         self._filled += 1
         shared.filled.store(self.group, self._filled)
-        # Row T is row 0 of the next slot. It stays readable here: only this process writes its slots.
+        # Row T is row 0 of the next slot. It stays readable here: only this process writes its
+        # slots.
         self._pending_obs = {key: obs[slot, row] for key, obs in shared.obs.items()}
         self._pending_ignored = next_ignored
         return self._enter_slot(), True
@@ -201,6 +207,8 @@ class RolloutStart:
     worker: int
     generation: int
     config: TrainConfig
+    families: bytes
+    """Families registered in main, by cloudpickle: a fresh process does not know them."""
     plan: Plan | None
 
 
@@ -216,7 +224,8 @@ def _make_group(config: TrainConfig, group: int) -> VectorEnv:
 
 
 def _explore(start: RolloutStart, lines: Lines) -> tuple[Plan, list[VectorEnv]]:
-    """Worker 0 alone, first: report the spaces and prove that the first group can be constructed."""
+    """Worker 0 alone, first: report the spaces and prove that the first group can be
+    constructed."""
     lines.pipe.send(("spec", describe(start.config.env, start.config.section(EnvOptions))))
     config = lines.pipe.recv()
     try:
@@ -233,6 +242,8 @@ def _explore(start: RolloutStart, lines: Lines) -> tuple[Plan, list[VectorEnv]]:
 
 def run(start: RolloutStart, lines: Lines) -> None:
     """Step this worker's groups until the engine closes."""
+    for prefix, adapter in pickle.loads(start.families).items():
+        register_family(prefix, adapter)
     plan, envs = (start.plan, []) if start.plan is not None else _explore(start, lines)
     first_group = start.worker * plan.groups_per_worker
     envs += [
@@ -257,7 +268,9 @@ def _loop(worker: RolloutWorker, shared: Shared, start: RolloutStart) -> None:
 
     def push(ring: int, group: int) -> None:
         if not outbox.push(ring, tag | group):
-            raise AssertionError(f"ring {ring} of worker {start.worker} is full; plan.layout sizes it")
+            raise AssertionError(
+                f"ring {ring} of worker {start.worker} is full; plan.layout sizes it"
+            )
 
     first_group = start.worker * plan.groups_per_worker
     for group in range(first_group, first_group + plan.groups_per_worker):

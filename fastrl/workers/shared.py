@@ -1,16 +1,26 @@
-"""The arena of a run as named arrays, counters, rings and weights: what every process body works on.
+"""The arena of a run as named arrays, counters, rings and weights.
 
 A slot belongs to its rollout process or to the learner; two counters say to whom::
 
-    filled[group] - returned[group] = slots of the group that are full or being trained on (at most K)
-    the group's rollout process fills slot `filled mod K`; the learner returns slots in the same order
+    filled[group] - returned[group] = slots of the group that are full or in training (at most K)
+
+The group's rollout process fills slot `filled mod K`; the learner returns slots in that order.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from fastrl.shm import Arena, Consumer, Counters, Producer, Weights, close_doorbell
+from fastrl.shm import (
+    Arena,
+    Closed,
+    Consumer,
+    Counters,
+    Producer,
+    Weights,
+    close_doorbell,
+    doorbell_closed,
+)
 from fastrl.workers.plan import Plan
 
 GENERATION_SHIFT = 32
@@ -20,7 +30,8 @@ GROUP_MASK = (1 << GENERATION_SHIFT) - 1
 
 
 class Shared:
-    """Views of the arena for one process; created after the plan is known, in every process alike."""
+    """Views of the arena for one process; created after the plan is known, in every process
+    alike."""
 
     def __init__(self, plan: Plan, arena: Arena) -> None:
         views = plan.layout().views(arena.map(plan.segment))
@@ -51,10 +62,12 @@ class Shared:
 
     def episodes(self, worker: int) -> np.ndarray:
         """Return the region of a worker's ring of finished episodes."""
-        return self._views["episodes"][worker]
+        region: np.ndarray = self._views["episodes"][worker]
+        return region
 
     def rollout_inbox(self, worker: int) -> Consumer:
-        """Words for a rollout process: source 0 from inference (acted), 1 from the learner (returned)."""
+        """Words for a rollout process: source 0 from inference (acted), 1 from the learner
+        (returned)."""
         rings = [self._views["ring/acted"][worker], self._views["ring/returned"][worker]]
         return Consumer(rings, self._views["doorbell/rollout"][worker])
 
@@ -81,6 +94,12 @@ class Shared:
     def learner_outbox(self) -> Producer:
         """Groups whose oldest slot was returned; ring w goes to worker w."""
         return Producer(list(self._views["ring/returned"]), list(self._views["doorbell/rollout"]))
+
+    def raise_if_closed(self) -> None:
+        """Raise Closed where the engine has been closed, for a loop that waits for something
+        else."""
+        if doorbell_closed(self._views["doorbell/inference"]):
+            raise Closed
 
     def close(self) -> None:
         """Close every doorbell: each process raises Closed at its next wait or push."""

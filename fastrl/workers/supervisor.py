@@ -1,4 +1,5 @@
-"""The supervisor: main's own body. It starts, watches and stops every process, and writes what one sees.
+"""The supervisor: main's own body. It starts, watches and stops every process, and writes what one
+sees.
 
 It is never on the path of a step. Every child is watched by its pidfd, so that a death is known in
 milliseconds: a rollout worker is replaced, any other death ends the run with its traceback.
@@ -17,7 +18,10 @@ from datetime import datetime
 from pathlib import Path
 from types import FrameType
 
+import cloudpickle
+
 from fastrl.config import TrainConfig, check, draw_seed, dump_config, resolve
+from fastrl.envs import registered_families
 from fastrl.errors import ConfigError
 from fastrl.monitor.accounts import Control
 from fastrl.monitor.console import Console
@@ -51,6 +55,7 @@ class Supervisor:
         self._run_dir = run_dir
         self._console = console
         self._crew = Crew()
+        self._families: bytes = cloudpickle.dumps(registered_families())
         self._restarts = 0
         self._signal: int | None = None
         self._stopped_by: str | None = None
@@ -79,7 +84,8 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[int]:
-        """Turn SIGINT and SIGTERM into a wake-up of the loop; a second one kills everything at once."""
+        """Turn SIGINT and SIGTERM into a wake-up of the loop; a second one kills everything at
+        once."""
         reader, writer = os.pipe()
         self._starting = True
 
@@ -107,7 +113,7 @@ class Supervisor:
         config = self._requested
         if config.workers == "auto":
             config = dataclasses.replace(config, workers=cores)
-        first = crew.launch_rollout(RolloutStart(0, 0, config, None))
+        first = crew.launch_rollout(RolloutStart(0, 0, config, self._families, None))
         # These two import torch meanwhile, and wait for the configuration.
         learner, inference = crew.launch_learner(), crew.launch_inference()
         spec = crew.expect(first, "spec")
@@ -126,7 +132,7 @@ class Supervisor:
         for child in (first, learner, inference):
             child.pipe.send(plan)
         for worker in range(1, plan.num_workers):
-            crew.launch_rollout(RolloutStart(worker, 0, config, plan))
+            crew.launch_rollout(RolloutStart(worker, 0, config, self._families, plan))
         crew.reports.start()
         self._starting = False
         return Shared(plan, crew.arena)
@@ -165,7 +171,9 @@ class Supervisor:
         goal, mean = shared.plan.config.stop_at_return, record.episodes.recent_return
         if goal is None or mean is None or mean < goal or not record.episodes.every_env_finished:
             return False
-        self._console.say(f"the mean return of the last 100 episodes is {mean:.2f}, the goal {goal:g}")
+        self._console.say(
+            f"the mean return of the last 100 episodes is {mean:.2f}, the goal {goal:g}"
+        )
         return True
 
     def _attend_deaths(self, shared: Shared) -> str | None:
@@ -190,30 +198,36 @@ class Supervisor:
         first = worker * plan.config.envs_per_worker
         story, _, traceback = child.story().partition("\n")
         self._console.say(
-            f"{story} It stepped environments {first} to {first + plan.config.envs_per_worker - 1}; "
-            f"replaced ({self._restarts} of at most {MAX_RESTARTS})."
+            f"{story} It stepped environments {first} to "
+            f"{first + plan.config.envs_per_worker - 1}; replaced "
+            f"({self._restarts} of at most {MAX_RESTARTS})."
             + (f"\n{traceback}" if traceback else "")
         )
-        # The order is the contract: the old process has ended, then the generation rises, then the new
-        # process starts, so no word of the old one can be taken for one of the new.
+        # The order is the contract: the old process has ended, then the generation rises, then the
+        # new process starts, so no word of the old one can be taken for one of the new.
         generation = shared.generation.load(worker) + 1
         shared.generation.store(worker, generation)
         self._crew.discharge(child)
-        self._crew.launch_rollout(RolloutStart(worker, generation, plan.config, plan))
+        self._crew.launch_rollout(
+            RolloutStart(worker, generation, plan.config, self._families, plan)
+        )
 
     def _take_reports(self, record: Record) -> None:
         for report in self._crew.reports.drain():
             if isinstance(report, MetricsReport):
                 record.learner.add(report.metrics, report.updates)
             elif isinstance(report, SavedReport) and report.error is not None:
-                self._console.say(f"no checkpoint could be written to {report.path}: {report.error}")
+                self._console.say(
+                    f"no checkpoint could be written to {report.path}: {report.error}"
+                )
             elif isinstance(report, SavedReport):
                 self._console.say(f"saved {report.path}")
             elif isinstance(report, EndReport):
                 self._console.say(f"the learner has finished after {report.steps:,} steps")
 
     def _stop(self, shared: Shared) -> str | None:
-        """Let the learner finish and save, then everyone close; return the story of one that failed."""
+        """Let the learner finish and save, then everyone close; return the story of one that
+        failed."""
         shared.control.store(Control.STOP, 1)
         shared.close()
         crew = self._crew
@@ -237,7 +251,8 @@ def run_dir_exists(run_dir: Path) -> str:
 def train(config: TrainConfig) -> int:
     """Train with `config` from the main thread; return the exit code (0, 1, 130 or 143).
 
-    Raises ConfigError where the run is refused before it starts. A failure is told on the console, last.
+    Raises ConfigError where the run is refused before it starts. A failure is told on the console,
+    last.
     """
     check(config)
     if config.seed is None:

@@ -52,7 +52,9 @@ class Updater:
     def state(self) -> dict[str, Any]:
         """Return tensors and numbers for a checkpoint."""
         return {
-            "model": {name: value.cpu().clone() for name, value in self.network.state_dict().items()},
+            "model": {
+                name: value.cpu().clone() for name, value in self.network.state_dict().items()
+            },
             "optimizer": self._optimizer.state_dict(),
         }
 
@@ -69,7 +71,9 @@ class Updater:
         size = batch.num_columns // config.minibatches
         rows: list[Tensor] = []
         for epoch in range(config.epochs):
-            order = np.random.default_rng([config.seed, update, epoch]).permutation(batch.num_columns)
+            order = np.random.default_rng([config.seed, update, epoch]).permutation(
+                batch.num_columns
+            )
             for start in range(0, size * config.minibatches, size):
                 columns = order[start : start + size]
                 if bool(batch.kept[:, columns].any()):
@@ -87,7 +91,9 @@ class Updater:
         # As torch's clip_grad_norm_, on the one tensor there is.
         self._flat.grad.mul_((config.max_grad_norm / (grad_norm + 1e-6)).clamp(max=1.0))
         self._optimizer.step()
-        return torch.stack([getattr(terms, name) for name in METRICS.values() if name] + [grad_norm])
+        return torch.stack(
+            [getattr(terms, name) for name in METRICS.values() if name] + [grad_norm]
+        )
 
     def _loss(self, batch: Batch, reader: BatchReader, columns: np.ndarray) -> LossTerms:
         config, device = self._config, self._device
@@ -96,7 +102,11 @@ class Updater:
         def take(array: Tensor) -> Tensor:
             return array[:, index].to(device, non_blocking=True)
 
-        reward, terminated, truncated = take(batch.reward), take(batch.terminated), take(batch.truncated)
+        reward, terminated, truncated = (
+            take(batch.reward),
+            take(batch.terminated),
+            take(batch.truncated),
+        )
         ignored, behaviour = take(batch.ignored), take(batch.log_prob)
         weight = take(batch.kept).float()
         T, B = reward.shape
@@ -146,8 +156,11 @@ class Updater:
         chunks = []
         for start in range(0, len(rows), self.chunk_rows):
             obs = reader.observations(rows[start : start + self.chunk_rows])
-            # The encoder copies what backward needs: the gather's buffer is used again for the next chunk.
-            chunks.append(self.network.encode({key: value.to(self._device) for key, value in obs.items()}))
+            # The encoder copies what backward needs: the gather's buffer is used again for the next
+            # chunk.
+            chunks.append(
+                self.network.encode({key: value.to(self._device) for key, value in obs.items()})
+            )
         return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:

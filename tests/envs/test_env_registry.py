@@ -5,7 +5,15 @@ import sys
 
 import pytest
 
-from fastrl.envs import EnvOptions, FunctionEnvs, describe, make, register_family, registry
+from fastrl.envs import (
+    EnvOptions,
+    FunctionEnvs,
+    describe,
+    evaluation_options,
+    make,
+    register_family,
+    registry,
+)
 from fastrl.errors import ConfigError, UnsupportedEnvironment
 
 
@@ -50,6 +58,21 @@ def test_what_the_engine_cannot_use_is_refused_by_its_space(env_id, words):
     with pytest.raises(UnsupportedEnvironment) as caught:
         describe(env_id, EnvOptions())
     assert f"{env_id} cannot be used: {words}" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_every_id_that_envpool_lists_is_described_or_refused_in_a_sentence():
+    described = 0
+    for family in ("atari", "envpool"):
+        for name in registry._load(family).names(family):
+            try:
+                spec = describe(f"{family}:{name}", EnvOptions())
+            except ConfigError as error:
+                assert f"{family}:{name}" in str(error)
+            else:
+                described += 1
+                assert spec.frame_skip >= 1
+    assert described > 1000
 
 
 @pytest.mark.parametrize(
@@ -117,6 +140,13 @@ def test_every_atari_option_reaches_envpool(monkeypatch):
         "stack_num": 6,
         "full_action_space": True,
     }
+
+
+def test_evaluation_plays_whole_games():
+    trained = EnvOptions(sticky_actions=0.25)
+    judged = EnvOptions(sticky_actions=0.25, episodic_life=False)
+    assert evaluation_options("atari:Breakout", trained) == judged
+    assert evaluation_options("envpool:CartPole-v1", EnvOptions()) == EnvOptions()
 
 
 def test_the_limit_of_the_id_stands_where_none_is_given():

@@ -44,7 +44,7 @@ def start(body: Callable[..., None], *args: Any, method: str = "forkserver") -> 
     """A daemonic child, so that a failing test leaves nothing behind."""
     context = multiprocessing.get_context(method)
     if method == "forkserver":
-        context.set_forkserver_preload(["tests.shm.regions"])
+        context.set_forkserver_preload(["fastrl.shm", "pytest"])
     process = context.Process(target=body, args=args, daemon=True)  # type: ignore[attr-defined]
     process.start()
     return process

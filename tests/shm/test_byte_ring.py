@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import numpy as np
 import pytest
+from regions import Shared, aligned, join, start
 
 from fastrl.shm import ByteRing, byte_ring_bytes
-from tests.shm.regions import Shared, aligned, join, start
 
 FRAME = 4  # bytes before each record
 
@@ -68,11 +69,14 @@ def push_all(shared: Shared, total: int) -> None:
     ring = ByteRing(shared["ring"])
     serial = 0
     while serial < total:
-        serial += ring.push(record_of(0, serial))
+        if ring.push(record_of(0, serial)):
+            serial += 1
+        else:
+            os.sched_yield()
 
 
 def test_order_and_loss_at_full_speed() -> None:
-    shared, total = Shared.create(ring=byte_ring_bytes(1024)), 100_000
+    shared, total = Shared.create(ring=byte_ring_bytes(1 << 16)), 100_000
     child = start(push_all, shared, total)
     ring = ByteRing(shared["ring"])
     expected = 0
@@ -80,6 +84,7 @@ def test_order_and_loss_at_full_speed() -> None:
         for record in ring.pop_all():
             assert numbers_of(record) == (0, expected)
             expected += 1
+        os.sched_yield()
     join(child)
     assert ring.pop_all() == []
 
@@ -92,7 +97,7 @@ def push_for_ever(shared: Shared, life: int) -> None:
 
 
 def test_replacement_of_a_killed_producer_goes_on_where_it_ended() -> None:
-    shared = Shared.create(ring=byte_ring_bytes(1024))
+    shared = Shared.create(ring=byte_ring_bytes(1 << 16))
     ring, rng = ByteRing(shared["ring"]), random.Random(2)
     for life in range(10):
         child = start(push_for_ever, shared, life)
@@ -100,6 +105,7 @@ def test_replacement_of_a_killed_producer_goes_on_where_it_ended() -> None:
         enough = rng.randrange(1, 3000)
         while len(seen) < enough:
             seen += ring.pop_all()
+            os.sched_yield()
         child.kill()
         child.join()
         seen += ring.pop_all()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
+from regions import Shared, join, start
 
 from fastrl.shm import Counters
-from tests.shm.regions import Shared, join, start
 
 
 def test_values() -> None:
@@ -36,7 +38,7 @@ def fill(shared: Shared, rounds: int) -> None:
     slots = shared["slots"].view(np.int64)
     for n in range(rounds):
         while n - counters.load(8) == 4:
-            pass
+            os.sched_yield()
         slots[n % 4] = n
         counters.add(0, 1)
 
@@ -48,7 +50,7 @@ def test_a_count_carries_what_was_written_before_it() -> None:
     slots = shared["slots"].view(np.int64)
     for n in range(rounds):
         while counters.load(0) == n:
-            pass
+            os.sched_yield()
         assert slots[n % 4] == n
         counters.store(8, n + 1)
     join(child)

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from regions import HANG, Shared, aligned, join, start, words_for
 
 from fastrl.shm import (
     DOORBELL_BYTES,
@@ -20,7 +21,6 @@ from fastrl.shm import (
     doorbell_closed,
     ring_bytes,
 )
-from tests.shm.regions import HANG, Shared, aligned, join, start, words_for
 
 SLEEPS = 1_000_000 if os.environ.get("FASTRL_LONG_TESTS") == "1" else 100_000
 
@@ -74,7 +74,7 @@ def push_for_ever(shared: Shared, life: int) -> None:
 
 
 def test_replacement_of_a_killed_producer_goes_on_where_it_ended() -> None:
-    shared = Shared.rings(64, "ring")
+    shared = Shared.rings(4096, "ring")
     consumer = Consumer([shared["ring"]], shared["ring_bell"])
     rng = random.Random(1)
     for life in range(15):
@@ -398,5 +398,3 @@ def test_wrong_arguments_are_refused() -> None:
         consumer.pop_many(words, sources, 0, 0)
     with pytest.raises(TypeError):  # a converted copy would be filled and thrown away
         consumer.pop_many(words.astype(np.int64), sources, 0)  # type: ignore[arg-type]
-
-

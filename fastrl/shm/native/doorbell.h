@@ -11,7 +11,8 @@
 // after its word in the one total order of sequentially consistent operations, sees the sleeper.
 // And if the bell rings between the consumer's two reads of it (its own and the kernel's), the
 // kernel refuses to put it to sleep. So a wake-up cannot be lost, and a consumer that is awake
-// (`asleep` is 0) costs its producers no system call.
+// (`asleep` is 0) costs its producers no system call. (The kernel's barriers would excuse a weaker
+// `asleep` on the machines we know. The C++ memory model knows no kernel, so we do not use that.)
 //
 // `wake_at` lets a consumer that wants several words sleep through the first ones. The bell counts
 // words modulo 2^32; it may run behind the rings for ever, where a producer was killed between

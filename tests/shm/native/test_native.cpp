@@ -6,6 +6,7 @@
 // Prints one line per test; exits with 1 at the first broken invariant. Nothing here sleeps to get
 // its timing right: a lost wake-up shows in rescues(), however long the machine stalls us.
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -309,6 +310,7 @@ void weights(std::uint64_t reads) {
     if (version > 0) expect_whole(values, version);
     expect(version >= before, "versions never fall");
     fresh += version > before;
+    if (version == before) std::this_thread::yield();
     before = version;
   }
   enough.store(true);
@@ -345,6 +347,7 @@ pid_t start(Body&& body) {
   const pid_t child = fork();
   expect(child >= 0, "fork");
   if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // a failing test leaves nothing behind
     body();
     std::_Exit(0);
   }
@@ -380,7 +383,7 @@ class Lives {
 };
 
 void producers_die(std::uint64_t kills) {
-  const RingPlace ring = new_ring(64);
+  const RingPlace ring = new_ring(4096);  // room enough that few are killed at a full ring
   auto* bell = shared<Doorbell>();
   Popper pop({ring}, bell);
   Jitter jitter(5);
@@ -433,7 +436,13 @@ void consumers_die(std::uint64_t kills) {
         confirmed->store(next);
       }
     });
-    while (confirmed->load() <= before + 64) serial += producer.push(0, serial);
+    while (confirmed->load() <= before + 64) {
+      if (producer.push(0, serial)) {
+        ++serial;
+      } else {
+        std::this_thread::yield();
+      }
+    }
     jitter(20'000);
     kill_and_reap(child);
   }
@@ -442,7 +451,7 @@ void consumers_die(std::uint64_t kills) {
 }
 
 void reporters_die(std::uint64_t kills) {
-  constexpr std::size_t capacity = 1024;
+  constexpr std::size_t capacity = 1 << 16;
   auto* ring = shared<ByteRing>(ByteRing::bytes(capacity));
   Jitter jitter(7);
   Lives lives;
@@ -461,7 +470,10 @@ void reporters_die(std::uint64_t kills) {
         lives.see(word >> 40, word & ((std::uint64_t{1} << 40) - 1));
       });
     };
-    while (lives.seen_of(life) == 0) take();
+    while (lives.seen_of(life) == 0) {
+      std::this_thread::yield();
+      take();
+    }
     jitter(20'000);
     kill_and_reap(child);
     take();
@@ -482,8 +494,7 @@ void writers_die(std::uint64_t kills) {
                "a replacement goes on from the newest version");
       }
     });
-    while (shared_weights->current() == before) {
-    }
+    while (shared_weights->current() == before) std::this_thread::yield();
     jitter(20'000);
     kill_and_reap(child);
     const std::uint64_t version = shared_weights->read(values.data(), num_floats);
@@ -512,7 +523,7 @@ int main(int argc, char** argv) {
     storm(count / 4);
     closing(static_cast<unsigned>(count / 100));
     byte_ring(count);
-    weights(count / 20);
+    weights(count / 100);
     counters(static_cast<std::int64_t>(count / 10));
   } else {
     producers_die(count);

@@ -9,9 +9,9 @@ import pickle
 import signal
 
 import pytest
+from regions import HANG, start
 
 from fastrl.shm import CrashReport
-from tests.shm.regions import HANG, start
 
 
 def crash(report: CrashReport) -> None:
@@ -51,7 +51,7 @@ def test_it_appends_and_starts_over() -> None:
 
 def test_travels_only_to_a_process_being_started_and_closes_once() -> None:
     report = CrashReport.create()
-    with pytest.raises(RuntimeError, match="spawning"):
+    with pytest.raises(RuntimeError, match="inheritance"):
         pickle.dumps(report)
     report.close()
     report.close()

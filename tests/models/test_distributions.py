@@ -1,0 +1,193 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fastrl.models.distributions import Categorical, DiagonalGaussian
+from fastrl.models.noise import uniform
+
+
+def noise(n, dims=1, seed=0):
+    return torch.from_numpy(uniform(seed, np.arange(n), np.zeros(n, np.int64), 0, dims))
+
+
+EXTREMES = torch.tensor([[2.0**-24], [0.5 - 2.0**-24], [0.5 + 2.0**-24], [1 - 2.0**-24]])
+
+
+def in_heads_layout(params):
+    """The same numbers, stored as the policy's heads store them."""
+    return params.t().contiguous().t()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 6, 18])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 10.0])
+def test_categorical_against_float64(n, scale):
+    torch.manual_seed(n)
+    params = torch.randn(200, n) * scale
+    action = torch.randint(0, n, (200,), dtype=torch.int32)
+    reference = torch.distributions.Categorical(logits=params.double())
+    d = Categorical(n)
+    for p in (params, in_heads_layout(params)):
+        log_prob, entropy = d.log_prob_and_entropy(p, action)
+        torch.testing.assert_close(log_prob.double(), reference.log_prob(action), atol=1e-5, rtol=0)
+        torch.testing.assert_close(entropy.double(), reference.entropy(), atol=1e-5, rtol=0)
+        assert torch.equal(d.log_prob(p, action), log_prob)
+        assert torch.equal(d.entropy(p), entropy)
+        assert torch.equal(d.mode(p).long(), params.argmax(-1))
+    assert log_prob.dtype == entropy.dtype == torch.float32
+
+
+@pytest.mark.parametrize("n", [2, 3, 18])
+def test_categorical_sample_is_the_inverse_of_the_cumulative_distribution(n):
+    torch.manual_seed(n)
+    params = torch.randn(5000, n) * 2
+    u = noise(5000)
+    cumulative = params.double().softmax(-1).cumsum(-1)
+    expected = (cumulative <= u.double()).sum(-1).clamp(max=n - 1)
+    near = (cumulative - u.double()).abs().amin(-1) < 1e-6  # where f32 may decide either way
+    action = Categorical(n).sample(params, u)
+    assert action.dtype == torch.int32 and action.shape == (5000,)
+    assert near.sum() < 10
+    assert torch.equal(action[~near].long(), expected[~near])
+
+
+def test_categorical_frequencies_equal_probabilities():
+    params = torch.tensor([0.1, -1.0, 2.0, 0.5])
+    n = 200_000
+    action = Categorical(4).sample(params.expand(n, 4), noise(n, seed=8))
+    frequency = torch.bincount(action, minlength=4) / n
+    assert (frequency - params.softmax(0)).abs().max() < 4 * math.sqrt(0.25 / n)
+
+
+def test_impossible_actions_are_never_chosen_and_the_rest_always_in_range():
+    inf = math.inf
+    patterns = torch.tensor(
+        [
+            [0.0, -inf, -inf, -inf],
+            [-inf, 0.0, -inf, -inf],
+            [-inf, -inf, -inf, 0.0],
+            [-inf, 0.3, -inf, 0.1],
+            [0.2, -inf, 0.1, -inf],
+            [-200.0, 0.0, -200.0, 0.0],  # underflows to a probability of exactly 0
+            [-1e30, -1e30, 1e30, -1e30],
+        ]
+    )
+    u = torch.cat((EXTREMES, noise(2000)))
+    for logits in patterns:
+        params = logits.expand(len(u), 4)
+        action, log_prob = Categorical(4).sample_with_log_prob(params, u)
+        assert action.min() >= 0 and action.max() < 4
+        assert (logits.softmax(0)[action.long()] > 0).all()
+        assert log_prob.isfinite().all()
+
+
+def test_rounding_never_leaves_the_range_for_many_equal_actions():
+    for n in (3, 7, 18, 1000):
+        params = torch.randn(4, n) * 0.1
+        action = Categorical(n).sample(params, EXTREMES)
+        assert action.min() >= 0 and action.max() < n
+        assert action[0] == 0 and action[-1] == n - 1
+
+
+def test_entropy_with_impossible_actions_has_value_and_gradient():
+    params = torch.tensor([[0.0, 1.0, -math.inf], [0.0, 0.0, -math.inf]], requires_grad=True)
+    entropy = Categorical(3).entropy(params)
+    assert entropy[1].item() == pytest.approx(math.log(2), abs=1e-6)
+    entropy.sum().backward()
+    assert params.grad.isfinite().all() and (params.grad[:, 2] == 0).all()
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (2, 3)])
+def test_gaussian_against_float64(shape):
+    torch.manual_seed(1)
+    d = DiagonalGaussian(shape)
+    assert d.num_params == 2 * d.size
+    params = torch.cat((torch.randn(300, d.size) * 3, torch.randn(300, d.size)), 1)
+    mean, std = params[:, : d.size].double(), params[:, d.size :].double().exp()
+    action = (mean + std * torch.randn(300, d.size)).float().reshape(300, *shape)
+    reference = torch.distributions.Normal(mean, std)
+    log_prob, entropy = d.log_prob_and_entropy(in_heads_layout(params), action)
+    expected = reference.log_prob(action.reshape(300, -1).double()).sum(-1)
+    torch.testing.assert_close(log_prob.double(), expected, atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(entropy.double(), reference.entropy().sum(-1), atol=1e-5, rtol=1e-6)
+    u = noise(300, d.size)
+    sample = d.sample(params, u)
+    assert sample.shape == (300, *shape) and sample.dtype == torch.float32
+    torch.testing.assert_close(
+        sample.reshape(300, -1).double(), reference.icdf(u.double()), atol=1e-5, rtol=1e-5
+    )
+    assert torch.equal(d.mode(params).reshape(300, -1), params[:, : d.size])
+
+
+def test_gaussian_density_integrates_to_one_and_its_log_to_the_entropy():
+    d = DiagonalGaussian((1,))
+    for mean, log_std in ((0.0, 0.0), (1.5, -1.0), (-3.0, 1.2)):
+        std = math.exp(log_std)
+        x = torch.linspace(mean - 8 * std, mean + 8 * std, 20_001)
+        params = torch.tensor([[mean, log_std]]).expand(len(x), 2)
+        log_p = d.log_prob(params, x[:, None]).double()
+        total = torch.trapezoid(log_p.exp(), x.double())
+        entropy = torch.trapezoid(-log_p.exp() * log_p, x.double())
+        assert total.item() == pytest.approx(1.0, abs=1e-5)
+        assert entropy.item() == pytest.approx(d.entropy(params)[0].item(), abs=1e-5)
+
+
+def test_gaussian_samples_are_finite_at_the_ends_and_normal_in_between():
+    d = DiagonalGaussian((1,))
+    ends = d.sample(torch.zeros(4, 2), EXTREMES)
+    assert ends.isfinite().all()
+    assert ends[0] == -ends[-1] and 5.2 < ends[-1] < 5.5
+    z = d.sample(torch.zeros(200_000, 2), noise(200_000)).double()
+    assert abs(z.mean()) < 4 / math.sqrt(2e5)
+    assert abs(z.var() - 1) < 4 * math.sqrt(2 / 2e5)
+    assert abs((z**4).mean() - 3) < 4 * math.sqrt(96 / 2e5)
+
+
+@pytest.mark.parametrize("d", [Categorical(2), Categorical(6), DiagonalGaussian((6,))])
+def test_acting_and_evaluating_give_a_ratio_of_exactly_one(d):
+    torch.manual_seed(0)
+    params = in_heads_layout(torch.randn(1000, d.num_params))
+    u = noise(1000, d.noise_dims)
+    action, log_prob = d.sample_with_log_prob(params, u)
+    assert torch.equal(action, d.sample(params, u))
+    stored = action.contiguous()  # as it comes back from the arena
+    assert torch.equal(d.log_prob(params, stored), log_prob)
+    assert torch.equal(d.log_prob_and_entropy(params, stored)[0], log_prob)
+    # A slice of the rows: a minibatch does not see the rows that the batch of acting had.
+    part = in_heads_layout(params[100:357])
+    assert torch.equal(d.log_prob(part, stored[100:357]), log_prob[100:357])
+
+
+@pytest.mark.parametrize("d", [Categorical(4), DiagonalGaussian((2,))])
+def test_bf16_parameters_are_evaluated_in_f32(d):
+    torch.manual_seed(0)
+    params = torch.randn(64, d.num_params).bfloat16()
+    u = noise(64, d.noise_dims)
+    assert torch.equal(d.sample(params, u), d.sample(params.float(), u))
+    action, log_prob = d.sample_with_log_prob(params, u)
+    assert log_prob.dtype == torch.float32 and d.entropy(params).dtype == torch.float32
+    assert torch.equal(log_prob, d.log_prob(params.float(), action))
+
+
+@pytest.mark.parametrize("d", [Categorical(3), DiagonalGaussian((2,))])
+def test_gradients_against_float64_differences(d):
+    torch.manual_seed(0)
+    params = torch.randn(5, d.num_params)
+    action = d.sample(params, noise(5, d.noise_dims))
+    leaf = params.clone().requires_grad_()
+    log_prob, entropy = d.log_prob_and_entropy(leaf, action)
+    (log_prob.sum() + entropy.sum()).backward()
+
+    def reference(p):
+        if isinstance(d, Categorical):
+            r = torch.distributions.Categorical(logits=p)
+            return r.log_prob(action).sum() + r.entropy().sum()
+        r = torch.distributions.Normal(p[:, :2], p[:, 2:].exp())
+        return r.log_prob(action.double()).sum() + r.entropy().sum()
+
+    p = params.double()
+    for i in range(params.numel()):
+        h = torch.zeros_like(p).view(-1).index_fill(0, torch.tensor(i), 1e-6).view_as(p)
+        slope = (reference(p + h) - reference(p - h)) / 2e-6
+        assert leaf.grad.view(-1)[i].item() == pytest.approx(slope.item(), abs=1e-5, rel=1e-5)
