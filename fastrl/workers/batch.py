@@ -83,11 +83,13 @@ class BatchReader:
         taken = array[slots]  # [n, rows, E, ...]
         rows = taken.shape[1]
         shape = (rows, len(slots) * self._E, *taken.shape[3:])
-        return np.ascontiguousarray(np.moveaxis(taken, 1, 0)).reshape(shape)
+        columns: np.ndarray = np.ascontiguousarray(np.moveaxis(taken, 1, 0)).reshape(shape)
+        return columns
 
     def rows(self, first_row: np.ndarray, times: range) -> np.ndarray:
         """Flat observation rows of columns at `times`: int64 [len(times) * columns], time-major."""
-        return (np.asarray(times)[:, None] * self._E + first_row).ravel()
+        flat: np.ndarray = (np.asarray(times)[:, None] * self._E + first_row).ravel()
+        return flat
 
     def observations(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
         """Gather up to `chunk_rows` observations; valid until the next call."""

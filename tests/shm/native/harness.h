@@ -84,7 +84,7 @@ void take_records(ByteRing* ring, std::size_t capacity, Take&& take) {
   });
 }
 
-inline constexpr std::size_t num_floats = 1003;  // odd, and longer than what a store buffer holds
+inline constexpr std::size_t num_floats = 20'001;  // odd, and long enough to be overtaken in
 
 inline std::vector<float> weights_of(std::uint64_t version) {
   return std::vector<float>(num_floats, static_cast<float>(version % 4096));

@@ -1,6 +1,7 @@
 // test_threads <sleeps>: what threads do to each other; for ThreadSanitizer and at full speed.
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <thread>
 
 #include "counters.h"
@@ -247,6 +248,47 @@ void weights(std::uint64_t reads) {
               static_cast<unsigned long long>(before));
 }
 
+// A reader that is stopped in the middle of its copy, by a page fault, while `publishes` versions
+// are published. One leaves its half alone; two overwrite it.
+struct Overtaking {
+  static constexpr std::size_t floats = 2048;  // two pages, of which the second faults
+  static inline Weights* weights;
+  static inline float* target;
+  static inline std::vector<std::vector<float>> versions;
+
+  static void publish_and_allow(int) {
+    for (const auto& version : versions) weights->publish(version.data(), floats);
+    mprotect(target, floats * sizeof(float), PROT_READ | PROT_WRITE);
+  }
+
+  static std::uint64_t read(unsigned publishes) {
+    weights = shared<Weights>(Weights::bytes(floats));
+    target = shared<float>(floats * sizeof(float));
+    const std::vector<float> first(floats, 1);
+    weights->publish(first.data(), floats);
+    versions.clear();
+    for (unsigned n = 0; n < publishes; ++n) versions.emplace_back(floats, 2.0F + n);
+
+    mprotect(target + floats / 2, floats / 2 * sizeof(float), PROT_READ);
+    struct sigaction on_fault = {}, before = {};
+    on_fault.sa_handler = publish_and_allow;
+    sigaction(SIGSEGV, &on_fault, &before);
+    const std::uint64_t version = weights->read(target, floats);
+    sigaction(SIGSEGV, &before, nullptr);
+    expect(std::all_of(target, target + floats, [&](float v) { return v == version; }),
+           "an overtaken copy is whole");
+    return version;
+  }
+};
+
+void overtaken_reads() {
+  expect(Overtaking::read(0) == 1, "undisturbed");
+  expect(Overtaking::read(1) == 1, "one new version disturbs no reader");
+  expect(Overtaking::read(2) == 3, "two make it read again");
+  expect(Overtaking::read(3) == 4, "and so do three");
+  std::printf("overtaken_reads: whole\n");
+}
+
 // A counter's store carries what was written before it.
 void counters(std::int64_t rounds) {
   std::int64_t count[1] = {0};
@@ -281,6 +323,7 @@ int main(int argc, char** argv) {
   storm(count / 4);
   closing(static_cast<unsigned>(count / 100));
   byte_ring(count);
+  overtaken_reads();
   weights(count / 100);
   counters(static_cast<std::int64_t>(count / 10));
   return 0;

@@ -1,0 +1,90 @@
+"""Running the commands from outside, and seeing what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+HANG = 120.0  # seconds; far above what any of these runs takes
+
+TINY = [
+    "--workers", "2", "--envs-per-worker", "8", "--rollout-length", "8", "--minibatches", "2",
+    "--log-every", "0.5",
+]  # fmt: skip
+
+
+class Command:
+    """A started command; every process of its family carries a mark in its environment."""
+
+    def __init__(self, *arguments: str, cwd: Path, program: str = "fastrl-train") -> None:
+        self.mark = uuid.uuid4().hex
+        entry = {"fastrl-train": "train_main", "fastrl-eval": "eval_main"}[program]
+        call = f"import sys; from fastrl.cli import {entry}; sys.exit({entry}())"
+        self._start([sys.executable, "-c", call, *map(str, arguments)], cwd)
+
+    @classmethod
+    def script(cls, text: str, cwd: Path) -> Command:
+        """Run a user's script, as `python script.py`."""
+        command = cls.__new__(cls)
+        command.mark = uuid.uuid4().hex
+        path = cwd / "script.py"
+        path.write_text(text)
+        command._start([sys.executable, str(path)], cwd)
+        return command
+
+    def _start(self, call: list[str], cwd: Path) -> None:
+        self.process = subprocess.Popen(
+            call,
+            cwd=cwd,
+            env={**os.environ, "FASTRL_TEST_MARK": self.mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.output = ""
+
+    def wait_for(self, text: str) -> None:
+        """Read the output until a line holds `text`."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + HANG
+        for line in self.process.stdout:
+            self.output += line
+            if text in line:
+                return
+            assert time.monotonic() < deadline, self.output
+        raise AssertionError(f"the output ended without {text!r}:\n{self.output}")
+
+    def finish(self) -> int:
+        """Wait for the end; returns the exit code, all output is then in `output`."""
+        rest, _ = self.process.communicate(timeout=HANG)
+        self.output += rest
+        return self.process.returncode
+
+    def family(self) -> dict[int, str]:
+        """Living processes of this command: process id to command line."""
+        mark = f"FASTRL_TEST_MARK={self.mark}".encode()
+        found = {}
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit():
+                continue
+            try:
+                if mark in (folder / "environ").read_bytes():
+                    state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                    if state != "Z":
+                        line = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
+                        found[int(folder.name)] = line.decode(errors="replace")
+            except OSError:
+                continue
+        return found
+
+    def wait_until_alone(self, seconds: float) -> dict[int, str]:
+        """Wait until no process of the family lives; returns those that are left."""
+        deadline = time.monotonic() + seconds
+        while (left := self.family()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return left

@@ -1,0 +1,266 @@
+"""`fastrl-train` and `fastrl-eval` from outside: files, exit codes, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from commands import TINY, Command
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from fastrl.config import load_config
+
+SCALARS = {
+    "charts/episodic_return", "charts/episodic_length", "charts/SPS", "charts/FPS",
+    "charts/learning_rate", "losses/policy_loss", "losses/value_loss", "losses/entropy",
+    "losses/approx_kl", "losses/clipfrac", "losses/explained_variance", "losses/grad_norm",
+    "lag/mean", "lag/p99", "lag/max", "lag/masked_share", "lag/rho_clipped_share",
+    "wait/learner", "wait/inference", "wait/rollout_action", "wait/rollout_slot",
+    "queue/full_slots", "inference/batch", "perf/update_ms",
+}  # fmt: skip
+
+
+def records(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def accounts(output: str) -> list[int]:
+    match = re.search(
+        r"steps: ([\d,]+) sampled, ([\d,]+) trained, ([\d,]+) masked for age, "
+        r"([\d,]+) dropped, ([\d,]+) unfinished",
+        output,
+    )
+    assert match, output
+    return [int(number.replace(",", "")) for number in match.groups()]
+
+
+def test_a_run_leaves_its_files_and_nothing_else(tmp_path):
+    shm_before = sorted(os.listdir("/dev/shm"))
+    train = Command(
+        "--env", "envpool:CartPole-v1", "--total-steps", "30000", "--run-dir", "run",
+        "--seed", "7", *TINY, cwd=tmp_path,
+    )  # fmt: skip
+    assert train.finish() == 0, train.output
+    assert train.wait_until_alone(2.0) == {}
+    assert sorted(os.listdir("/dev/shm")) == shm_before
+    for word in ("processes", "threads", "slots", "policy lag", "preset     vector"):
+        assert word in train.output
+
+    run = tmp_path / "run"
+    config = load_config(run / "config.toml")
+    assert (config.seed, config.workers, config.preset) == (7, 2, "vector")
+    assert config.batch_size == 2 * 8 * 8, "what was chosen is stored"
+    assert "all 2 workers step" in (run / "log.txt").read_text()
+
+    lines = records(run)
+    assert lines[-1]["stopped_by"] == "total_steps"
+    assert 30000 <= lines[-1]["steps"] < 30000 + config.batch_size
+    seen = set().union(*lines)
+    assert seen >= SCALARS, SCALARS - seen
+    events = EventAccumulator(str(run))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == SCALARS
+    assert events.Scalars("charts/SPS")[-1].step == lines[-1]["steps"]
+
+    sampled, trained, masked, dropped, unfinished = accounts(train.output)
+    assert trained + masked == lines[-1]["steps"]
+    assert dropped == 0
+    assert sampled == trained + masked + unfinished
+
+    play = Command("run", "--episodes", "5", program="fastrl-eval", cwd=tmp_path)
+    assert play.finish() == 0, play.output
+    assert re.search(r"return mean [\d.]+  std [\d.]+  min [\d.]+  max [\d.]+", play.output)
+    assert "5 episodes" in play.output
+
+
+def test_a_second_run_does_not_touch_the_first(tmp_path):
+    (tmp_path / "run").mkdir()
+    train = Command("--env", "envpool:CartPole-v1", "--run-dir", "run", cwd=tmp_path)
+    assert train.finish() == 2
+    assert "--run-dir run exists already" in train.output
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["--env", "atari:Pnog"], "did you mean atari:Pong"),
+        (["--env", "envpool:CartPole"], "did you mean envpool:CartPole-v1"),
+        (["--env", "Pong"], "did you mean atari:Pong"),
+        (["--env", "envpool:CartPole-v1", "--noop-max", "7"], "does not use noop_max"),
+        (["--env", "envpool:CartPole-v1", "--worker", "7"], "--workers"),
+        (["--env", "envpool:CartPole-v1", "--workers", "none"], "--workers"),
+        (["--env", "envpool:CartPole-v1", "--workers", "0"], "--workers is 0"),
+        (["--env", "envpool:CartPole-v1", "--gamma", "nan"], "--gamma is nan"),
+        (["--env", "envpool:CartPole-v1", "--batch-size", "1000"], "--batch-size 1000"),
+        (["--env", "envpool:CartPole-v1", "--preset", "atri"], "no preset 'atri'"),
+        (["--env", "envpool:CartPole-v1", "--save-every", "5m"], "--save-every is '5m'"),
+        (["--env", "envpool:CartPole-v1", "--envs-per-worker", "3"], "--envs-per-worker 3"),
+        (["--env", "envpool:CartPole-v1", "--rollout-length", "4096", "--workers", "2",
+          "--envs-per-worker", "1000000"], "GiB of shared memory"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_sentence_and_exit_code_2(tmp_path, arguments, sentence):
+    train = Command(*arguments, cwd=tmp_path)
+    assert train.finish() == 2, train.output
+    assert sentence in train.output
+    assert "Traceback" not in train.output
+    assert list(tmp_path.iterdir()) == [], "a refused run leaves no folder"
+    assert train.wait_until_alone(2.0) == {}
+
+
+def start_training(tmp_path: Path, *more: str) -> Command:
+    train = Command("--env", "envpool:CartPole-v1", "--run-dir", "run", *TINY, *more, cwd=tmp_path)
+    train.wait_for("all 2 workers step")
+    train.wait_for("steps/s")
+    return train
+
+
+def children(train: Command, word: str) -> list[int]:
+    return sorted(pid for pid, line in train.family().items() if word in line)
+
+
+def forkserver_and_workers(train: Command) -> tuple[int, list[int]]:
+    """Process ids; a worker is a child of the forkserver, which shares its command line."""
+    family = children(train, "forkserver")
+    parents = {
+        pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        for pid in family
+    }
+    workers = [pid for pid in family if parents[pid] in family]
+    server = next(pid for pid in family if pid not in workers)
+    return server, workers
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_saves_and_leaves_no_process(tmp_path, number, code):
+    train = start_training(tmp_path)
+    # As a terminal does it: to the whole process group.
+    os.killpg(train.process.pid, number)
+    assert train.finish() == code, train.output
+    assert train.wait_until_alone(2.0) == {}
+    assert records(tmp_path / "run")[-1]["stopped_by"] == number.name
+    play = Command("run", "--episodes", "2", program="fastrl-eval", cwd=tmp_path)
+    assert play.finish() == 0, play.output
+
+
+def test_a_killed_main_leaves_no_process(tmp_path):
+    train = start_training(tmp_path)
+    train.process.kill()
+    assert train.wait_until_alone(2.0) == {}
+    train.finish()
+
+
+def test_a_killed_worker_is_replaced_and_training_goes_on(tmp_path):
+    train = start_training(tmp_path, "--total-steps", "30000")
+    _, workers = forkserver_and_workers(train)
+    assert len(workers) == 2
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    train.wait_for("replaced (1 of at most 10)")
+    train.wait_for("replaced (2 of at most 10)")
+    assert train.finish() == 0, train.output
+    assert "was killed by SIGKILL" in train.output
+    sampled, trained, masked, dropped, unfinished = accounts(train.output)
+    assert sampled == trained + masked + dropped + unfinished
+    assert min(sampled, trained, dropped + unfinished) > 0
+    assert train.wait_until_alone(2.0) == {}
+
+
+@pytest.mark.parametrize("role", ["learner", "inference", "forkserver"])
+def test_any_other_death_ends_the_run_and_names_it(tmp_path, role):
+    train = start_training(tmp_path)
+    if role == "forkserver":
+        victim = forkserver_and_workers(train)[0]
+    else:
+        # The learner is spawned before the inference process.
+        spawned = children(train, "spawn_main")
+        assert len(spawned) == 2
+        victim = spawned[0 if role == "learner" else 1]
+    os.kill(victim, signal.SIGKILL)
+    assert train.finish() == 1, train.output
+    last = train.output.strip().splitlines()[-1]
+    assert last.startswith("failed:") and role in last and "kill" in last
+    assert train.wait_until_alone(2.0) == {}
+
+
+SCRIPT = """
+import os, sys
+import torch  # the user's script may; a rollout process must not
+import numpy as np
+from fastrl import TrainConfig, train
+from fastrl.envs import ActionSpec, EnvSpec, FunctionEnvs, ObservationSpec, register_family
+
+with open("ran.txt", "a") as file:
+    file.write("once")
+
+def spec(env_id):
+    action = ActionSpec(kind="discrete", shape=(), dtype="int32", env_dtype="int32", n=2)
+    obs = ObservationSpec((3,), "float32", "vector", None)
+    return EnvSpec(env_id, {"obs": obs}, {"action": action}, 1, None)
+
+class Env:
+    def __init__(self, env_id, num_envs):
+        self.spec, self.num_envs, self.count = spec(env_id), num_envs, 0
+    def reset(self, obs, stagger_steps=None, rngs=None):
+        return np.zeros(self.num_envs), np.zeros(self.num_envs, int)
+    def step(self, action, out):
+        self.count += 1
+        if self.spec.env_id == "my:raises" and self.count == 20:
+            raise RuntimeError("the environment is broken in its own way")
+        for array in (out.reward, out.terminated, out.truncated, out.episode_over):
+            array[...] = 0
+        out.truncated[:] = out.episode_over[:] = self.count % 5 == 0
+        out.reward[:] = "torch" in sys.modules
+        if self.count % 5 == 1:
+            out.reward[:] = 0
+    def close(self):
+        pass
+
+register_family("my", FunctionEnvs(
+    lambda env_id, options: spec(env_id),
+    lambda env_id, options, num_envs, first, seed: Env(env_id, num_envs),
+))
+code = train(TrainConfig(
+    env="my:ENV", workers=2, envs_per_worker=4, rollout_length=8, total_steps=3000, log_every=0.5,
+    minibatches=1, run_dir=__import__("pathlib").Path("run"),
+))
+sys.exit(code)
+"""
+
+
+def test_a_script_without_a_main_guard_trains_and_no_worker_imports_torch(tmp_path):
+    script = Command.script(SCRIPT.replace("ENV", "fine"), tmp_path)
+    assert script.finish() == 0, script.output
+    assert (tmp_path / "ran.txt").read_text() == "once", "no child runs the user's script again"
+    returns = [r["charts/episodic_return"] for r in records(tmp_path / "run")
+               if "charts/episodic_return" in r]  # fmt: skip
+    assert returns and set(returns) == {0.0}, "the reward counts torch in sys.modules"
+    assert script.wait_until_alone(2.0) == {}
+
+
+def test_an_environment_that_always_raises_ends_the_run_with_its_traceback(tmp_path):
+    script = Command.script(SCRIPT.replace("ENV", "raises"), tmp_path)
+    assert script.finish() == 1, script.output
+    assert "replaced (10 of at most 10)" in script.output
+    assert "failed: Rollout worker" in script.output
+    last = script.output.strip().splitlines()[-1]
+    assert last == "RuntimeError: the environment is broken in its own way"
+    assert script.wait_until_alone(2.0) == {}
+
+
+@pytest.mark.slow
+def test_atari_trains_and_plays(tmp_path):
+    train = Command(
+        "--env", "atari:Pong", "--workers", "2", "--envs-per-worker", "4", "--rollout-length", "8",
+        "--total-steps", "200", "--stagger", "0", "--run-dir", "run", cwd=tmp_path,
+    )  # fmt: skip
+    assert train.finish() == 0, train.output
+    assert "preset     atari" in train.output
+    play = Command("run", "--episodes", "1", program="fastrl-eval", cwd=tmp_path)
+    assert play.finish() == 0, play.output
+    assert re.search(r"return mean -(1\d|2[01])", play.output)
