@@ -28,6 +28,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from synthetic_rows import sample_observations
 from torch import Tensor
 
 from fastrl.config import TrainConfig
@@ -233,19 +234,6 @@ def env_work(config: TrainConfig, spec: EnvSpec, num_envs: int, seed: int) -> Wo
         return effective
 
     return work
-
-
-def sample_observations(spec: EnvSpec, rows: int, rng: np.random.Generator) -> dict[str, Tensor]:
-    """Random observations in stored form, leaves [rows, *shape]."""
-    obs = {}
-    for key, leaf in spec.observation.items():
-        shape = (rows, *leaf.shape)
-        if leaf.kind == "vector":
-            array = rng.standard_normal(shape, dtype=np.float32).astype(leaf.dtype)
-        else:
-            array = rng.integers(leaf.n or 256, size=shape).astype(leaf.dtype)
-        obs[key] = torch.from_numpy(array)
-    return obs
 
 
 def _chunks(obs: dict[str, Tensor], rows: int, size: int) -> list[dict[str, Tensor]]:

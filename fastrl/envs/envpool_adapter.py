@@ -21,6 +21,7 @@ Facts about envpool that this file rests on; `tests/envs` proves them against th
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -307,21 +308,29 @@ def exchange_for(pool: Any) -> DirectExchange | PublicExchange:
     return DirectExchange(pool) if DirectExchange.fits(pool) else PublicExchange(pool)
 
 
+def _has_time_limit(envpool: Any, task: str) -> bool:
+    """Whether the id looks at max_episode_steps; raises whatever stops envpool from loading it."""
+    module = envpool.registration.registry.specs[task][0]
+    own_limit = envpool.make_spec(task).config.max_episode_steps
+    return bool(own_limit != _NO_LIMIT and module != _LIMITLESS_MODULE)
+
+
+@functools.lru_cache(maxsize=16)
 def _understand(env_id: str, options: EnvOptions) -> _Task:
-    """Check `options` for `env_id` and turn both into envpool's terms."""
+    """Check `options` for `env_id` and turn both into envpool's terms.
+
+    Kept per process: envpool loads the game to make its spec, 84 ms of a core for Pong.
+    """
     envpool = _import_envpool(env_id)
     family, name = env_id.split(":", 1)
     task = name + "-v5" if family == "atari" else name
     try:
-        native = envpool.make_spec(task)
-        own_limit = native.config.max_episode_steps
-        module = envpool.registration.registry.specs[task][0]
         if family == "atari":
             used = dict(_ATARI_KEYWORDS)
-        elif own_limit == _NO_LIMIT or module == _LIMITLESS_MODULE:
-            used = {}
-        else:
+        elif _has_time_limit(envpool, task):
             used = {"max_episode_steps": "max_episode_steps"}
+        else:
+            used = {}
         check_options(env_id, options, used)
         keywords = {
             theirs: getattr(options, ours)

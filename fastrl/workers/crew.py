@@ -6,6 +6,7 @@ is the only link, and main looks at pidfds.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import os
@@ -38,6 +39,9 @@ class Crew:
         self.members: list[Child] = []
         self._launcher = Launcher()
         self._forkserver_fd: int | None = None
+        # At exit multiprocessing sends SIGTERM to what still runs and waits for it; children leave
+        # that signal to main, so a main that fails before `end` must kill them first.
+        atexit.register(self.kill)
 
     def launch_rollout(self, start: RolloutStart) -> Child:
         """Start a rollout process from the forkserver."""
@@ -131,6 +135,7 @@ class Crew:
             member.has_ended(5.0)
             self.discharge(member)
         self.reports.stop()
+        atexit.unregister(self.kill)
         if self._forkserver_fd is not None:
             os.close(self._forkserver_fd)
             self._forkserver_fd = None

@@ -264,3 +264,23 @@ def test_atari_trains_and_plays(tmp_path):
     play = Command("run", "--episodes", "1", program="fastrl-eval", cwd=tmp_path)
     assert play.finish() == 0, play.output
     assert re.search(r"return mean -(1\d|2[01])", play.output)
+
+
+def test_a_main_that_fails_by_itself_leaves_no_process_and_does_not_wait(tmp_path):
+    # Whatever goes wrong in main: the interpreter's own exit must not wait for children.
+    script = Command.script(
+        """
+from fastrl.config import TrainConfig
+from fastrl.workers.crew import Crew
+from fastrl.workers.rollout import RolloutStart
+crew = Crew()
+config = TrainConfig(env="envpool:CartPole-v1", workers=1, seed=1)
+crew.expect(crew.launch_rollout(RolloutStart(0, 0, config, b"\\x80\\x04}.", None)), "spec")
+crew.launch_learner()
+raise RuntimeError("main has a fault")
+""",
+        tmp_path,
+    )
+    assert script.finish() == 1, script.output
+    assert "main has a fault" in script.output
+    assert script.wait_until_alone(2.0) == {}

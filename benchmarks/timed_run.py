@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from records import Record, read_records, steady, warm_at
+from run_records import Record, read_records, steady, warm_at
 
 from fastrl.config import TrainConfig, load_config
 
@@ -18,7 +18,6 @@ START_SECONDS = 300.0
 """Time for the first batch to be learned from."""
 STOP_SECONDS = 90.0
 INTERRUPTED = 130
-ENDLESS = ("--total-steps", str(10**15))
 
 
 class EngineFailed(RuntimeError):
@@ -45,12 +44,12 @@ def command_line(name: str, *arguments: str) -> list[str]:
 def run_engine(flags: list[str], warm_up: float, seconds: float) -> EngineRun:
     """Train until `seconds` have been measured after `warm_up`, then interrupt the run.
 
+    `flags` are those of ``fastrl-train``, without ``--run-dir``, for a run that is not over before.
     Raises EngineFailed where it ends by itself, does not start, or does not stop.
     """
     with tempfile.TemporaryDirectory(prefix="fastrl-bench-") as folder:
         run, output = Path(folder) / "run", Path(folder) / "output.txt"
-        # The caller's flags last: of a repeated flag the last one counts.
-        command = command_line("fastrl-train", "--run-dir", str(run), *ENDLESS, *flags)
+        command = command_line("fastrl-train", "--run-dir", str(run), *flags)
         with output.open("w") as stream:
             process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT)
             try:
@@ -60,7 +59,7 @@ def run_engine(flags: list[str], warm_up: float, seconds: float) -> EngineRun:
                 process.wait()
         if code != INTERRUPTED:
             tail = "\n".join(output.read_text().splitlines()[-20:])
-            how = "did not learn or stop in time" if code is None else f"ended with exit code {code}"
+            how = "did not start or stop in time" if code is None else f"ended with code {code}"
             raise EngineFailed(f"fastrl-train {how}. Its last lines:\n{tail}")
         return EngineRun(
             load_config(run / "config.toml"), steady(read_records(run), warm_up, seconds)
@@ -75,9 +74,9 @@ def _interrupt_after(
     while True:
         # Waiting for a process that is not meant to end: it is the clock, and sees a failure.
         try:
-            return process.wait(0.5)
+            return process.wait(1.0)
         except subprocess.TimeoutExpired:
-            waited += 0.5
+            waited += 1.0
         try:
             records = read_records(run)
         except ValueError:

@@ -11,6 +11,7 @@ import json
 import math
 import statistics
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +84,7 @@ def learned_rate(records: list[Record]) -> Rate:
     are those in which a batch has just been counted: the error is that of one interval between
     records, not that of one batch. Raises ValueError where fewer than two batches were.
     """
-    fresh = [
-        record
-        for before, record in zip(records, records[1:], strict=False)
-        if record["steps"] > before["steps"]
-    ]
+    fresh = [record for before, record in pairwise(records) if record["steps"] > before["steps"]]
     if len(fresh) < 2:
         raise ValueError(
             f"{len(fresh)} of {len(records)} records show a new batch, and a rate takes two: "
@@ -103,7 +100,7 @@ def learned_rate(records: list[Record]) -> Rate:
             marks.append(mark)
     if last["seconds"] > marks[-1]["seconds"]:
         marks.append(last)
-    rates = [_slope(a, b) for a, b in zip(marks, marks[1:], strict=False)]
+    rates = [_slope(a, b) for a, b in pairwise(marks)]
     return Rate(_slope(first, last), statistics.median(rates), min(rates), max(rates), len(rates))
 
 
@@ -119,7 +116,7 @@ def sampled_rate(records: list[Record]) -> Rate:
     if len(records) < 2:
         raise ValueError(f"{len(records)} records cannot show a rate: measure for longer.")
     rates = [record["charts/SPS"] for record in records[1:]]
-    lengths = [b["seconds"] - a["seconds"] for a, b in zip(records, records[1:], strict=False)]
+    lengths = [b["seconds"] - a["seconds"] for a, b in pairwise(records)]
     mean = math.fsum(r * s for r, s in zip(rates, lengths, strict=True)) / math.fsum(lengths)
     return Rate(mean, statistics.median(rates), min(rates), max(rates), len(rates))
 
