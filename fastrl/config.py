@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import secrets
 import tomllib
 from dataclasses import dataclass
@@ -329,6 +330,8 @@ def check(config: TrainConfig) -> None:
         if getattr(config, name) not in (None, *choices):
             flag = "--" + name.replace("_", "-")
             raise ConfigError(f"{flag} is {getattr(config, name)!r}; it must be one of {choices}.")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", config.device):
+        raise ConfigError(f"--device is {config.device!r}; it must be cpu, cuda or cuda:N.")
     if config.preset is not None:
         load_preset(config.preset)
     save_interval(config.save_every)

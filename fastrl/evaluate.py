@@ -6,6 +6,7 @@ rewards, no ends at lost lives, no stagger.
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,8 @@ def load_policy(run: Path | str) -> tuple[ActingPolicy, EnvSpec, TrainConfig, Pa
     except ValueError as error:
         raise ConfigError(str(error)) from error
     spec = describe(config.env, config.section(EnvOptions))
-    policy = ActingPolicy(spec, config)
+    # One process on the CPU, wherever the run was trained.
+    policy = ActingPolicy(spec, dataclasses.replace(config, device="cpu"))
     try:
         policy.load_state_dict(state["model"])
     except (KeyError, RuntimeError) as error:

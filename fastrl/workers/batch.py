@@ -50,9 +50,12 @@ class BatchReader:
         self._T, self._E = plan.rollout_length, plan.envs_per_group
         rows = plan.num_slots * (self._T + 1) * self._E
         self._obs_rows = {key: obs.reshape(rows, *obs.shape[3:]) for key, obs in shared.obs.items()}
+        # Integers are converted by the encoder, so one buffer serves every chunk. A float32 chunk
+        # is what autograd keeps for the backward pass: it must be an array of its own.
         self._chunk = {
             key: np.empty((chunk_rows, *flat.shape[1:]), flat.dtype)
             for key, flat in self._obs_rows.items()
+            if flat.dtype != np.float32
         }
 
     def read(self, slots: np.ndarray, version: int, max_lag: int) -> Batch:
@@ -92,10 +95,14 @@ class BatchReader:
         return flat
 
     def observations(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
-        """Gather up to `chunk_rows` observations; valid until the next call."""
+        """Gather up to `chunk_rows` observations; integer ones are valid until the next call."""
         obs = {}
         for key, flat in self._obs_rows.items():
-            chunk = self._chunk[key][: len(rows)]
-            np.take(flat, rows, axis=0, out=chunk)
+            if key in self._chunk:
+                chunk = self._chunk[key][: len(rows)]
+            else:
+                chunk = np.empty((len(rows), *flat.shape[1:]), flat.dtype)
+            # mode="raise" would gather into a buffer first, to leave `out` alone on an error.
+            np.take(flat, rows, axis=0, out=chunk, mode="clip")
             obs[key] = torch.from_numpy(chunk)
         return obs

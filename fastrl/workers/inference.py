@@ -78,7 +78,8 @@ class Inference:
         obs = {}
         for key, rows in self._obs_rows.items():
             batch = self._obs_batch[key][:count]
-            np.take(rows, slot * (self._T + 1) + row, axis=0, out=batch)
+            # mode="raise" would gather into a buffer first, to leave `out` alone on an error.
+            np.take(rows, slot * (self._T + 1) + row, axis=0, out=batch, mode="clip")
             obs[key] = torch.from_numpy(batch.reshape(-1, *batch.shape[2:]))
         env_index, acted = self._env_index[groups].ravel(), self._acted[groups].ravel()
         self._acted[groups] += 1

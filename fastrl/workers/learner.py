@@ -20,6 +20,7 @@ import torch
 
 from fastrl import checkpoint
 from fastrl.config import save_interval
+from fastrl.errors import ConfigError
 from fastrl.monitor.accounts import Clock, Control
 from fastrl.shm import Closed
 from fastrl.workers.batch import BatchReader
@@ -192,6 +193,12 @@ class Saver:
 def run(lines: Lines, fifo: Any) -> None:
     """Train until the engine closes, main asks to stop, or `total_steps` are reached."""
     config, spec, run_dir = lines.pipe.recv()
+    device = torch.device(config.device)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"--device is {config.device}, but torch {torch.__version__} sees "
+            f"{torch.cuda.device_count()} CUDA devices here; use --device cpu."
+        )
     torch.manual_seed(config.seed)
     updater = Updater(spec, config)
     lines.pipe.send(("built", updater.num_params))
@@ -211,16 +218,19 @@ def run(lines: Lines, fifo: Any) -> None:
         }
 
     saver = Saver(run_dir, config.save_every, state, fifo)
+    means = MeanMetrics()
     with contextlib.suppress(Closed):
-        _loop(shared, learner, saver, fifo)
+        _loop(shared, learner, saver, means, fifo)
+    if means.updates:
+        send(fifo, means.take(), timeout=1.0)
     saver.save(learner.steps, learner.updates)
     send(fifo, EndReport(learner.steps), timeout=1.0)
 
 
-def _loop(shared: Shared, learner: Learner, saver: Saver, fifo: Any) -> None:
+def _loop(shared: Shared, learner: Learner, saver: Saver, means: MeanMetrics, fifo: Any) -> None:
     plan, control, clock = shared.plan, shared.control, shared.learner_clock
     inbox, outbox = shared.learner_inbox(), shared.learner_outbox()
-    queue, means = SlotQueue(shared), MeanMetrics()
+    queue = SlotQueue(shared)
     words = np.zeros(plan.num_slots, np.uint64)
     sources = np.zeros(plan.num_slots, np.uint32)
     next_report = 0.0
@@ -241,14 +251,12 @@ def _loop(shared: Shared, learner: Learner, saver: Saver, fifo: Any) -> None:
         control.add(Control.DROPPED, dropped)
         metrics = learner.train(slots)
         metrics["queue/full_slots"] = full
+        means.add(metrics)
         groups = slots // plan.slots_per_group
         workers = (groups // plan.groups_per_worker).astype(np.uint32)
         if outbox.push_many(workers, groups.astype(np.uint64)) != len(groups):
             raise AssertionError("a returned ring is full; plan.layout sizes it")
-        means.add(metrics)
         if time.monotonic() >= next_report:
             send(fifo, means.take())
             next_report = time.monotonic() + REPORT_SECONDS
         saver.save_if_due(learner.steps, learner.updates)
-    if means.updates:
-        send(fifo, means.take(), timeout=1.0)

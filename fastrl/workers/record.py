@@ -47,13 +47,19 @@ class Record:
         self.episodes.drain()
         self._announce()
         if time.monotonic() >= self._next_log:
-            self._write()
+            self._write(self._rates.take())
             self._next_log = time.monotonic() + self._log_every
 
-    def finish(self, stopped_by: str) -> None:
-        """Write the last record, which says why the run ended."""
+    def before_stop(self) -> None:
+        """Write what is known while the engine still runs: rates mean nothing once it stops."""
         self.episodes.drain()
-        self._write(stopped_by=stopped_by)
+        if time.monotonic() >= self._next_log - self._log_every + min(1.0, self._log_every):
+            self._write(self._rates.take())
+
+    def finish(self, stopped_by: str) -> None:
+        """Write the last record, which says why the run ended and holds no rates."""
+        self.episodes.drain()
+        self._write({}, stopped_by=stopped_by)
         shared = self._shared
         sampled = int((shared.progress.snapshot() & SAMPLED_MASK).sum())
         trained, masked, dropped = (
@@ -69,9 +75,9 @@ class Record:
                 f"{self.episodes.lost} reports of finished episodes were lost (ring full)"
             )
 
-    def _write(self, **texts: str) -> None:
+    def _write(self, rates: dict[str, float], **texts: str) -> None:
         seconds = time.monotonic() - self._started
-        metrics = {**self.episodes.take(), **self._rates.take(), **self.learner.take()}
+        metrics = {**self.episodes.take(), **rates, **self.learner.take()}
         self._writer.write(self.steps, seconds, metrics, **texts)
         self._console.say(progress_line(metrics, self.steps, seconds, self.episodes.recent_return))
 

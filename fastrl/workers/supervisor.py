@@ -161,6 +161,7 @@ class Supervisor:
                 self._stopped_by = name
             elif self._goal_reached(shared, record):
                 self._stopped_by = "stop_at_return"
+        record.before_stop()
         failure = self._stop(shared) or failure
         self._take_reports(record)
         record.finish(self._stopped_by or "failure")

@@ -156,8 +156,6 @@ class Updater:
         chunks = []
         for start in range(0, len(rows), self.chunk_rows):
             obs = reader.observations(rows[start : start + self.chunk_rows])
-            # The encoder copies what backward needs: the gather's buffer is used again for the next
-            # chunk.
             chunks.append(
                 self.network.encode({key: value.to(self._device) for key, value in obs.items()})
             )

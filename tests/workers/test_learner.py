@@ -280,3 +280,21 @@ def test_the_learning_rate_falls_linearly_with_the_steps_learned_from():
         rates.append(engine.train(engine.queue.take(2)[0])["charts/learning_rate"])
         assert rates[-1] == pytest.approx(1 - steps / 100)
     assert rates[0] == 1.0
+
+
+def test_the_backward_pass_sees_the_observations_of_the_forward_pass(monkeypatch):
+    # A float32 observation is kept by autograd as it is, so no buffer may be filled a second time.
+    once = update_once()
+    original = BatchReader.observations
+
+    def copies(self, rows):
+        return {key: obs.clone() for key, obs in original(self, rows).items()}
+
+    monkeypatch.setattr(BatchReader, "observations", copies)
+    np.testing.assert_array_equal(update_once(), once)
+
+
+def test_an_update_does_not_depend_on_the_size_of_chunks(monkeypatch):
+    whole = update_once(learning_rate=1e-3)
+    monkeypatch.setattr("fastrl.workers.update.chunk_rows", lambda spec: 5)
+    np.testing.assert_allclose(update_once(learning_rate=1e-3), whole, atol=2e-5)
