@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
+
+import rich.console
+from rich.table import Table
+from rich.text import Text
 
 
 class Console:
@@ -41,6 +48,20 @@ class Console:
         if self._log is not None:
             self._log.close()
             self._log = None
+
+
+def table(rows: Sequence[tuple[str, str]]) -> str:
+    """Lay (name, text) rows out in two columns, wrapped to the width of the terminal."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    for name, text in rows:
+        grid.add_row(Text(name), Text(text))
+    # Rendered to text rather than printed by rich, which ends the process at a closed pipe.
+    page = io.StringIO()
+    rich.console.Console(file=page, width=shutil.get_terminal_size().columns).print(grid)
+    lines = page.getvalue().splitlines()
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def progress_line(

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 
 import numpy as np
@@ -112,6 +113,7 @@ def run(lines: Lines) -> None:
     """Serve ready groups until the engine closes."""
     torch.set_num_threads(1)
     plan: Plan = lines.pipe.recv()
+    os.nice(plan.niceness("inference"))
     shared = Shared(plan, lines.arena)
     inference = Inference(shared, ActingPolicy(plan.spec, plan.config))
     inbox, outbox = shared.inference_inbox(), shared.inference_outbox()

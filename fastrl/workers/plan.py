@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -97,6 +98,17 @@ class Plan:
         waiting."""
         return self.num_workers + 2 > self.cores
 
+    def niceness(self, role: Literal["rollout", "inference", "learner"]) -> int:
+        """Nice level of a process where processes outnumber cores, else 0.
+
+        The scheduler shares cores by process: next to 64 workers at its own level the learner would
+        get a few per cent of one, and between its turns find the caches full of their work. At
+        level 19 all of them together weigh less than the learner, at 10 inference stays ahead.
+        """
+        if not self.crowded:
+            return 0
+        return {"rollout": 19, "inference": 10, "learner": 0}[role]
+
     @property
     def learner_threads(self) -> int:
         """Threads of the learner's kernels: the cores that rollout and inference leave over."""
@@ -155,26 +167,44 @@ class Plan:
                 f"environments (--workers, --envs-per-worker) or a shorter --rollout-length."
             )
 
-    def describe(self) -> list[str]:
-        """Say in a few lines what will run, for the console and the log."""
+    def describe(self) -> list[tuple[str, str]]:
+        """Say what will run, as (name, text) rows for the console and the log."""
         config, nbytes = self.config, self.layout().nbytes
         steps = config.batch_size
         return [
-            f"env        {self.spec.env_id}: {self.num_envs} environments, "
-            f"frame skip {self.spec.frame_skip}, seed {config.seed}",
-            f"processes  main, {self.num_workers} rollout ({self.groups_per_worker} groups of "
-            f"{self.envs_per_group}), 1 inference, 1 learner on {self.cores} cores "
-            f"({'crowded' if self.crowded else 'uncrowded'})",
-            f"threads    1 per rollout group, 1 inference, {self.learner_threads} learner; "
-            f"encoder in {config.dtype} on {config.device}",
-            f"slots      {self.num_slots} x {nbytes / self.num_slots / 2**20:.2f} MiB = "
-            f"{nbytes / 2**20:,.0f} MiB shared memory",
-            f"batch      {steps:,} steps = {self.batch_slots} slots of T={self.rollout_length}, "
-            f"{config.minibatches} minibatches, {config.epochs} "
-            f"epoch{'s' if config.epochs > 1 else ''}",
-            f"policy lag 0 to 1 version where sampling is the slower side, "
-            f"up to {self.largest_lag} where learning is; trained up to {config.max_policy_lag}",
-            f"preset     {config.preset}",
+            (
+                "env",
+                f"{self.spec.env_id}: {self.num_envs} environments, "
+                f"frame skip {self.spec.frame_skip}, seed {config.seed}",
+            ),
+            (
+                "processes",
+                f"main, {self.num_workers} rollout ({self.groups_per_worker} groups of "
+                f"{self.envs_per_group}), 1 inference, 1 learner; {self.cores} cores",
+            ),
+            (
+                "threads",
+                f"1 per rollout group, 1 inference, {self.learner_threads} learner; "
+                f"encoder in {config.dtype} on {config.device}",
+            ),
+            (
+                "slots",
+                f"{self.num_slots} x {nbytes / self.num_slots / 2**20:.2f} MiB = "
+                f"{nbytes / 2**20:,.0f} MiB of shared memory",
+            ),
+            (
+                "batch",
+                f"{steps:,} steps = {self.batch_slots} slots of T={self.rollout_length}; "
+                f"{config.minibatches} minibatches, {config.epochs} "
+                f"epoch{'s' if config.epochs > 1 else ''}",
+            ),
+            (
+                "policy lag",
+                f"0 to 1 version where sampling is the slower side, up to {self.largest_lag} "
+                f"where learning is; trained up to {config.max_policy_lag}",
+            ),
+            ("preset", str(config.preset)),
+            ("run", str(config.run_dir)),
         ]
 
 

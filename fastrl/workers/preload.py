@@ -1,5 +1,4 @@
-"""What the forkserver imports once, so that its children share it: numpy, envpool, the rollout
-body.
+"""What the forkserver imports once for all its children: numpy, envpool, the rollout body.
 
 Importing this module also ties the forkserver to the process that started it (the forkserver alone
 would survive a killed main for as long as one of its children holds its pipe).
@@ -10,9 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 
-from fastrl.workers.process import MAIN_PID_VARIABLE, die_with_parent, ignore_stop_signals
+from fastrl.workers.process import (
+    MAIN_PID_VARIABLE,
+    SAFE_PATH_VARIABLE,
+    die_with_parent,
+    ignore_stop_signals,
+)
 
 if MAIN_PID_VARIABLE in os.environ:
+    # Meant for this interpreter alone, not for what an environment may start.
+    os.environ.pop(SAFE_PATH_VARIABLE, None)
     die_with_parent(int(os.environ.pop(MAIN_PID_VARIABLE)))
     ignore_stop_signals()
 

@@ -28,6 +28,7 @@ from fastrl.errors import ConfigError
 from fastrl.shm import Arena, Closed, CrashReport
 
 MAIN_PID_VARIABLE = "FASTRL_MAIN_PID"
+SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"
 PR_SET_PDEATHSIG = 1
 
 
@@ -127,12 +128,13 @@ class Launcher:
         """Start a process from the forkserver (rollout); cheap, and free of torch."""
         process = self._forkserver.Process(name=name, target=target, args=args, daemon=True)
         # Read by the forkserver at its first start. OpenBLAS would start a thread per core before
-        # the fork.
+        # the fork; and the current folder may hold another `fastrl` than the one that runs.
         with (
             _hidden_main_module(),
             _environment(
                 **{
                     MAIN_PID_VARIABLE: str(os.getpid()),
+                    SAFE_PATH_VARIABLE: "1",
                     "OPENBLAS_NUM_THREADS": "1",
                     "OMP_NUM_THREADS": "1",
                 }

@@ -250,6 +250,7 @@ def run(start: RolloutStart, lines: Lines) -> None:
         _make_group(plan.config, first_group + index)
         for index in range(len(envs), plan.groups_per_worker)
     ]
+    os.nice(plan.niceness("rollout"))
     shared = Shared(plan, lines.arena)
     worker = RolloutWorker(shared, start.worker, envs)
     try:

@@ -24,7 +24,7 @@ from fastrl.config import TrainConfig, check, draw_seed, dump_config, resolve
 from fastrl.envs import registered_families
 from fastrl.errors import ConfigError
 from fastrl.monitor.accounts import Control
-from fastrl.monitor.console import Console
+from fastrl.monitor.console import Console, table
 from fastrl.monitor.writer import MetricWriter
 from fastrl.workers.children import Child
 from fastrl.workers.crew import Crew, ProcessDied
@@ -125,9 +125,7 @@ class Supervisor:
         plan.check_memory()
         crew.watch_forkserver(crew.expect(first, "constructed"))
         self._make_run_dir(plan)
-        for line in plan.describe():
-            self._console.say(line)
-        self._console.say(f"run        {self._run_dir}")
+        self._console.say(table(plan.describe()))
         plan = dataclasses.replace(plan, segment=crew.arena.extend(plan.layout().nbytes))
         for child in (first, learner, inference):
             child.pipe.send(plan)
