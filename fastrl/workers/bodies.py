@@ -7,6 +7,7 @@ learner's and inference's bodies are imported in their own processes.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from fastrl.workers.process import Lines, child_of_main
@@ -33,6 +34,9 @@ def inference_main(lines: Lines) -> None:
 
 def learner_main(lines: Lines, fifo: Any) -> None:
     """Body of the learner process (spawned)."""
+    # Read when torch is loaded: threads that wait for their next kernel must not spin on a core
+    # that rollouts could use.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with child_of_main(lines):
         from fastrl.workers.learner import run
 

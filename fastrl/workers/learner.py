@@ -28,6 +28,7 @@ from fastrl.workers.plan import Plan
 from fastrl.workers.process import Lines
 from fastrl.workers.reports import EndReport, MetricsReport, SavedReport, send
 from fastrl.workers.shared import GROUP_MASK, Shared
+from fastrl.workers.threads import ThreadGovernor
 from fastrl.workers.update import Updater
 
 REPORT_SECONDS = 0.5
@@ -234,23 +235,34 @@ def _loop(shared: Shared, learner: Learner, saver: Saver, means: MeanMetrics, fi
     words = np.zeros(plan.num_slots, np.uint64)
     sources = np.zeros(plan.num_slots, np.uint32)
     next_report = 0.0
+    governor = ThreadGovernor(plan.learner_threads, plan.cores)
+    updated = time.monotonic_ns()
     clock.store(Clock.STARTED, time.monotonic_ns())
     while learner.steps < plan.config.total_steps and not control.load(Control.STOP):
         timeout = 0.0
+        waited = 0
         while True:
             before = time.monotonic_ns()
             count = inbox.pop_many(words, sources, timeout=timeout)
-            clock.add(Clock.WAIT, time.monotonic_ns() - before)
+            waited += time.monotonic_ns() - before
             for word in words[:count].tolist():
                 queue.look_at(word & GROUP_MASK)
             if len(queue) >= plan.batch_slots and count == 0:
                 break
             timeout = 0.0 if len(queue) >= plan.batch_slots else 1.0
+        clock.add(Clock.WAIT, waited)
         full = len(queue)
+        if plan.config.device == "cpu":
+            # All slots but those of the last update: while it ran, every group came to a stop.
+            everyone_waits = full >= plan.num_slots - plan.batch_slots
+            share = waited / max(1, time.monotonic_ns() - updated)
+            torch.set_num_threads(governor.after_update(everyone_waits, share))
         slots, dropped = queue.take(plan.batch_slots)
         control.add(Control.DROPPED, dropped)
         metrics = learner.train(slots)
+        updated = time.monotonic_ns()
         metrics["queue/full_slots"] = full
+        metrics["perf/learner_threads"] = governor.threads
         means.add(metrics)
         groups = slots // plan.slots_per_group
         workers = (groups // plan.groups_per_worker).astype(np.uint32)
