@@ -1,0 +1,149 @@
+"""What is written: means, rates and shares from counters, and nothing that is not a number."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from fastrl.monitor.accounts import CLOCK_SIZE, EPISODE_DTYPE, ROW_SHIFT, Clock
+from fastrl.monitor.console import Console, progress_line, table
+from fastrl.monitor.metrics import Counts, EpisodeLog, LearnerReports, RateMeter
+from fastrl.monitor.writer import MetricWriter
+from fastrl.shm import Arena, ByteRing, Counters, Layout, byte_ring_bytes
+
+
+@pytest.fixture
+def regions():
+    layout = Layout()
+    layout.add("rings", (2, byte_ring_bytes(1 << 12)), np.uint8)
+    for name, length in (("progress", 3), ("rollout", 2 * CLOCK_SIZE), ("inference", CLOCK_SIZE),
+                         ("learner", CLOCK_SIZE)):  # fmt: skip
+        layout.add(name, (length,), np.int64)
+    arena = Arena.create()
+    return layout.views(arena.map(arena.extend(layout.nbytes)))
+
+
+def episodes(*rows: tuple[int, int, float]) -> bytes:
+    return np.array(list(rows), EPISODE_DTYPE).tobytes()
+
+
+def test_the_mean_of_the_last_hundred_counts_once_every_environment_has_finished(regions):
+    log = EpisodeLog(regions["rings"], num_envs=3)
+    first, second = (ByteRing(region) for region in regions["rings"])
+    assert log.recent_return is None and log.take() == {}
+    first.push(episodes(*[(0, 10, 1.0)] * 99))
+    second.push(episodes((2, 40, 3.0)))
+    log.drain()
+    assert log.recent_return == pytest.approx((99 + 3) / 100)
+    assert not log.every_env_finished, "environment 1 has not"
+    assert log.take() == {
+        "charts/episodic_return": pytest.approx(1.02),
+        "charts/episodic_length": pytest.approx(10.3),
+    }
+    assert log.take() == {}, "only what is new"
+    first.push(episodes((1, 5, 0.0)))
+    log.drain()
+    assert log.every_env_finished
+    assert log.recent_return == pytest.approx((98 + 3) / 100), "the oldest one is gone"
+    assert log.count == 101
+
+
+def test_a_few_episodes_are_no_mean_to_stop_at(regions):
+    log = EpisodeLog(regions["rings"], num_envs=1)
+    ByteRing(regions["rings"][0]).push(episodes(*[(0, 1, 500.0)] * 99))
+    log.drain()
+    assert log.recent_return == 500.0
+    assert not log.every_env_finished, "99 are not a hundred"
+
+
+def test_rates_and_shares_are_of_the_time_between_two_records(regions, monkeypatch):
+    now = [10_000_000_000]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
+    counters = {
+        name: Counters(regions[name]) for name in ("progress", "rollout", "inference", "learner")
+    }
+    meter = RateMeter(Counts(*counters.values()), frame_skip=4)
+    now[0] += 2_000_000_000
+    counters["progress"].store(0, 5 << ROW_SHIFT | 600)
+    counters["progress"].store(2, 31 << ROW_SHIFT | 200)
+    counters["rollout"].store(Clock.WAIT, 1_000_000_000)
+    counters["rollout"].store(CLOCK_SIZE + Clock.WAIT_SLOT, 500_000_000)
+    counters["learner"].store(Clock.WAIT, 200_000_000)
+    counters["inference"].store(Clock.WAIT, 9_000_000_000)  # begun long before
+    counters["inference"].store(Clock.BATCHES, 4)
+    counters["inference"].store(Clock.ROWS, 50)
+    assert meter.take() == {
+        "charts/SPS": 400.0,
+        "charts/FPS": 1600.0,
+        "wait/rollout_action": 0.25,
+        "wait/rollout_slot": 0.125,
+        "wait/inference": 1.0,
+        "wait/learner": 0.1,
+        "inference/batch": 12.5,
+    }
+    now[0] += 1_000_000_000
+    later = meter.take()
+    assert later["charts/SPS"] == 0
+    assert "inference/batch" not in later, "no batch, no value"
+
+
+def test_reports_are_weighted_by_their_updates_and_nan_is_left_out():
+    reports = LearnerReports()
+    reports.add({"a": 1.0, "b": float("nan")}, updates=1)
+    reports.add({"a": 4.0, "b": 2.0}, updates=2)
+    assert reports.take() == {"a": 3.0, "b": 2.0}
+    assert reports.take() == {}
+
+
+def test_both_files_hold_the_same_values_and_never_nan(tmp_path):
+    writer = MetricWriter(tmp_path)
+    writer.write(100, 1.5, {"charts/SPS": 10.0, "losses/entropy": float("nan")})
+    writer.write(200, 2.5, {"charts/SPS": 20.0, "lag/max": float("inf")}, stopped_by="total_steps")
+    writer.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [
+        {"steps": 100, "seconds": 1.5, "charts/SPS": 10.0},
+        {"steps": 200, "seconds": 2.5, "charts/SPS": 20.0, "stopped_by": "total_steps"},
+    ]
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["charts/SPS"]
+    assert [(e.step, e.value) for e in events.Scalars("charts/SPS")] == [(100, 10.0), (200, 20.0)]
+
+
+def test_the_log_begins_with_what_was_said_before_it_was_opened(tmp_path):
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as stream:
+        console = Console(stream)
+        console.say("before")
+        console.open_log(tmp_path / "log.txt")
+        console.say("after")
+        os.close(reader)
+        console.say("the reader has gone")  # as with `| head`
+        console.close()
+        with pytest.raises(BrokenPipeError):
+            stream.flush()
+        # Closing the stream flushes again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writer)
+    expected = ["before", "after", "the reader has gone"]
+    assert (tmp_path / "log.txt").read_text().splitlines() == expected
+
+
+def test_a_line_leaves_out_what_has_no_value():
+    line = progress_line({"charts/SPS": 1234.5}, 10, 61.0, None)
+    assert line.split() == ["1:01", "10", "steps", "1,234", "steps/s"]
+    full = progress_line({"lag/mean": 1.5, "wait/learner": 0.25}, 10, 1.0, -20.0)
+    assert "return   -20.00" in full and "lag 1.50" in full and "learner 25%" in full
+
+
+def test_long_rows_of_a_table_are_wrapped_beside_their_name(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = table([("env", "a"), ("policy lag", "word " * 12)]).splitlines()
+    assert lines[0] == "env         a"
+    assert len(lines) > 2 and all(len(line) <= 40 for line in lines)
+    assert lines[2].startswith(" " * 12 + "word")
