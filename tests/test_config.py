@@ -91,7 +91,8 @@ def test_a_batch_is_one_slot_of_every_group_and_is_cut_into_whole_columns():
 def test_a_configuration_goes_to_its_file_and_back(tmp_path):
     config = TrainConfig(
         env='envpool:quoted"\\name', seed=3, run_dir=Path("a b/ü"), hidden=(32, 16),
-        stop_at_return=-1.5, separate_critic=True, normalize_advantage=False, inference_wait=2.5, save_every="10u",
+        stop_at_return=-1.5, separate_critic=True, normalize_advantage=False,
+        inference_wait=2.5, save_every="10u",
     )  # fmt: skip
     resolved = resolve(config, spec("vector"), cores=2, bf16_cpu=False)
     path = tmp_path / "config.toml"
