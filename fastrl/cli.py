@@ -6,9 +6,10 @@ Exit codes: 0 done, 1 failed, 2 refused before the start, 130 interrupted, 143 t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ import tyro
 
 from fastrl.config import SECTIONS, TrainConfig
 from fastrl.errors import ConfigError
+from fastrl.monitor.console import discard_stdout
 
 
 def parse_train(arguments: Sequence[str] | None = None) -> TrainConfig:
@@ -43,6 +45,21 @@ def parse_train(arguments: Sequence[str] | None = None) -> TrainConfig:
     return TrainConfig(**values)
 
 
+def unread_output_is_no_error(command: Callable[..., int]) -> Callable[..., int]:
+    """Let a command whose output is piped to `head` or a pager that was left end quietly."""
+
+    @functools.wraps(command)
+    def wrapped(arguments: Sequence[str] | None = None) -> int:
+        try:
+            return command(arguments)
+        except BrokenPipeError:
+            discard_stdout()
+            return 1
+
+    return wrapped
+
+
+@unread_output_is_no_error
 def train_main(arguments: Sequence[str] | None = None) -> int:
     """`fastrl-train`."""
     config = parse_train(arguments)
@@ -69,6 +86,7 @@ class EvalOptions:
     """Take the most probable action instead of sampling."""
 
 
+@unread_output_is_no_error
 def eval_main(arguments: Sequence[str] | None = None) -> int:
     """`fastrl-eval`."""
     options = tyro.cli(EvalOptions, prog="fastrl-eval", args=arguments)

@@ -80,7 +80,7 @@ class RolloutOptions:
     inference_wait: float | Literal["auto"] = "auto"
     """Milliseconds inference waits for a third of the groups; auto: 10 where processes outnumber
     cores."""
-    reward_clip: Literal["sign", "none"] = UNSET
+    reward_clip: Literal["sign", "off"] = UNSET
     """What the learner sees of a reward: its sign, or all of it; returns are always reported
     raw."""
 
@@ -323,7 +323,7 @@ def check(config: TrainConfig) -> None:
             f"--hidden is {config.hidden}; it must name one or more positive layer sizes."
         )
     for name, choices in (
-        ("reward_clip", ("sign", "none")),
+        ("reward_clip", ("sign", "off")),
         ("lr_schedule", ("constant", "linear")),
         ("dtype", ("f32", "bf16")),
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,12 @@ from typing import TextIO
 import rich.console
 from rich.table import Table
 from rich.text import Text
+
+
+def discard_stdout() -> None:
+    """Point the process's standard output at nothing, after its reader has gone."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Console:
@@ -33,15 +40,23 @@ class Console:
 
     def say(self, line: str) -> None:
         """Print one line (or several, joined by newlines) and log it."""
-        # A pager that was left or a full disk must not end a run that trains.
-        with contextlib.suppress(OSError, ValueError):
-            print(line, file=self._stream or sys.stdout, flush=True)
+        self._print(line)
         if self._log is None:
             self._early.append(line)
             return
         with contextlib.suppress(OSError, ValueError):
             self._log.write(line + "\n")
             self._log.flush()
+
+    def _print(self, line: str) -> None:
+        # A pager that was left or a full disk must not end a run that trains.
+        try:
+            print(line, file=self._stream or sys.stdout, flush=True)
+        except BrokenPipeError:
+            # The interpreter's own flush at exit must not fail either.
+            discard_stdout()
+        except (OSError, ValueError):
+            pass
 
     def close(self) -> None:
         """Close the log file."""

@@ -21,7 +21,7 @@ def make_plan(arena: Arena, spec, num_params: int = 16, **options) -> Plan:
         "seed": 3,
         "minibatches": 1,
     }
-    config = TrainConfig(env=spec.env_id, **{**defaults, "reward_clip": "none", **options})
+    config = TrainConfig(env=spec.env_id, **{**defaults, "reward_clip": "off", **options})
     config = resolve(config, spec, cores=2, bf16_cpu=False)
     plan = Plan(config, spec, num_params, cores=2)
     return dataclasses.replace(plan, segment=arena.extend(plan.layout().nbytes))
