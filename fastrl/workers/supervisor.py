@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -113,6 +114,7 @@ class Supervisor:
         config = self._requested
         if config.workers == "auto":
             config = dataclasses.replace(config, workers=cores)
+        allow_descriptors(64 + 8 * int(config.workers))
         first = crew.launch_rollout(RolloutStart(0, 0, config, self._families, None))
         # These two import torch meanwhile, and wait for the configuration.
         learner, inference = crew.launch_learner(), crew.launch_inference()
@@ -240,6 +242,22 @@ class Supervisor:
         if not saved:
             return f"The learner did not save within {SAVE_SECONDS:g} s and was killed."
         return next((child.story() for child in learner if child.exit_code() != 0), None)
+
+
+def allow_descriptors(needed: int) -> None:
+    """Raise this process's soft limit on open files; ConfigError where the hard limit is lower.
+
+    A worker takes a pipe, a crash report, a pidfd and multiprocessing's own descriptors of main.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"So many --workers need about {needed} open files, and this user may have {hard}; use "
+            f"fewer workers with more --envs-per-worker, or raise the limit (ulimit -n)."
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def run_dir_exists(run_dir: Path) -> str:
