@@ -23,7 +23,7 @@ import numpy as np
 import tyro
 from run_records import read_records
 
-from fastrl.config import load_config
+from fastrl.config_file import load_config
 
 RETURN = "charts/episodic_return"
 

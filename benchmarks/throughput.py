@@ -47,7 +47,7 @@ from fastrl.config import TrainConfig, resolve
 from fastrl.envs import EnvSpec, describe
 from fastrl.envs.options import EnvOptions
 from fastrl.errors import ConfigError
-from fastrl.workers.plan import available_cores, has_bf16
+from fastrl.workers.machine import available_cores, has_bf16
 
 PACKAGES = ("fastrl", "torch", "numpy", "envpool")
 REPEATS = 3

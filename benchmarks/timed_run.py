@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from run_records import Record, read_records, steady, warm_at
 
-from fastrl.config import TrainConfig, load_config
+from fastrl.config import TrainConfig
+from fastrl.config_file import load_config
 
 START_SECONDS = 300.0
 """Time for the first batch to be learned from."""

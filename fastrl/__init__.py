@@ -8,17 +8,16 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from fastrl.config import TrainConfig
-    from fastrl.evaluate import evaluate, load_policy
+    from fastrl.evaluate import load_policy
     from fastrl.workers.supervisor import train
 
 _PUBLIC = {
     "TrainConfig": "fastrl.config",
-    "evaluate": "fastrl.evaluate",
     "load_policy": "fastrl.evaluate",
     "train": "fastrl.workers.supervisor",
 }
 
-__all__ = ["TrainConfig", "evaluate", "load_policy", "train"]
+__all__ = ["TrainConfig", "load_policy", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,8 @@ A file holds plain tensors and numbers: ``format``, ``model`` (names to tensors)
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 from pathlib import Path
@@ -20,6 +22,8 @@ KEEP = 3
 """Newest checkpoints kept: the last one, and two to fall back on."""
 
 _NAME = re.compile(r"step_(\d{12})\.pt")
+# Outside the pattern above until it is complete and on the disk; the number is its writer's pid.
+_PARTIAL = re.compile(r"\.step_\d{12}\.pt\.(\d{1,9})\.partial")
 
 
 def checkpoint_path(run_dir: Path, steps: int) -> Path:
@@ -38,15 +42,21 @@ def find_checkpoints(run_dir: Path) -> list[Path]:
 def save(run_dir: Path, steps: int, state: dict[str, Any]) -> Path:
     """Write a checkpoint so that a reader sees all of it or nothing, and drop the oldest ones.
 
-    Raises OSError where the folder cannot be written.
+    What a process that was killed while it saved has left is removed first.
+
+    Raises OSError where it cannot be written (a full disk, a folder that is gone); then nothing is
+    left of it, and the older ones are as they were.
     """
+    # In memory first: torch's own writer covers the OSError of a full disk with a RuntimeError.
+    content = io.BytesIO()
+    torch.save({"format": FORMAT, "steps": steps, **state}, content)
     path = checkpoint_path(run_dir, steps)
     path.parent.mkdir(exist_ok=True)
-    # Outside the search pattern until it is complete and on the disk.
+    _remove_partial(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with temporary.open("wb") as file:
-            torch.save({"format": FORMAT, "steps": steps, **state}, file)
+            file.write(content.getbuffer())
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -62,6 +72,27 @@ def save(run_dir: Path, steps: int, state: dict[str, Any]) -> Path:
     return path
 
 
+def _remove_partial(folder: Path) -> None:
+    """Remove the unfinished files of processes that have died; one that cannot be is left."""
+    for path in folder.iterdir():
+        name = _PARTIAL.fullmatch(path.name)
+        if name and not _is_another_alive(int(name[1])):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _is_another_alive(pid: int) -> bool:
+    if pid == os.getpid():  # of an earlier process with our number: we are not saving yet
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # someone else's
+        pass
+    return True
+
+
 def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint; nothing in the file is executed.
 
@@ -70,7 +101,13 @@ def load(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ValueError(f"{path} is not a readable checkpoint: {error}") from error
+        # torch's own words are a page of advice, some of it to turn `weights_only` off.
+        reason = (
+            str(error)
+            if isinstance(error, OSError)
+            else "it is cut short, damaged, or holds more than tensors and numbers"
+        )
+        raise ValueError(f"{path} is not a readable checkpoint: {reason}.") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ValueError(f"{path} is not a checkpoint of format {FORMAT}.")
     return state

@@ -1,4 +1,4 @@
-"""The commands: parse, call, print. No logic of the engine is here, and nothing imports torch.
+"""The commands: parse, call, print. No logic of the engine is here; torch is not imported to parse.
 
 Exit codes: 0 done, 1 failed, 2 refused before the start, 130 interrupted, 143 terminated.
 """
@@ -6,10 +6,9 @@ Exit codes: 0 done, 1 failed, 2 refused before the start, 130 interrupted, 143 t
 from __future__ import annotations
 
 import dataclasses
-import functools
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,24 +44,13 @@ def parse_train(arguments: Sequence[str] | None = None) -> TrainConfig:
     return TrainConfig(**values)
 
 
-def unread_output_is_no_error(command: Callable[..., int]) -> Callable[..., int]:
-    """Let a command whose output is piped to `head` or a pager that was left end quietly."""
-
-    @functools.wraps(command)
-    def wrapped(arguments: Sequence[str] | None = None) -> int:
-        try:
-            return command(arguments)
-        except BrokenPipeError:
-            discard_stdout()
-            return 1
-
-    return wrapped
-
-
-@unread_output_is_no_error
 def train_main(arguments: Sequence[str] | None = None) -> int:
     """`fastrl-train`."""
-    config = parse_train(arguments)
+    try:
+        config = parse_train(arguments)
+    except BrokenPipeError:  # --help | head
+        discard_stdout()
+        return 1
     try:
         from fastrl.workers.supervisor import train
 
@@ -70,6 +58,8 @@ def train_main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"fastrl-train: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,18 +76,20 @@ class EvalOptions:
     """Take the most probable action instead of sampling."""
 
 
-@unread_output_is_no_error
 def eval_main(arguments: Sequence[str] | None = None) -> int:
     """`fastrl-eval`."""
-    options = tyro.cli(EvalOptions, prog="fastrl-eval", args=arguments)
     try:
+        options = tyro.cli(EvalOptions, prog="fastrl-eval", args=arguments)
         from fastrl.evaluate import evaluate
 
         result = evaluate(options.run, options.episodes, options.seed, greedy=options.greedy)
+        print(result.describe(), flush=True)
     except ConfigError as error:
         print(f"fastrl-eval: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    print(result.describe())
+    except BrokenPipeError:
+        discard_stdout()
+        return 1
     return 0

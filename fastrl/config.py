@@ -11,7 +11,6 @@ script writes ``TrainConfig(env="atari:Pong", workers=8)``::
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 import secrets
@@ -21,10 +20,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from fastrl.envs.options import EnvOptions
+from fastrl.envs.options import EnvOptions, check_ranges
 from fastrl.envs.spec import EnvSpec
 from fastrl.errors import ConfigError
 from fastrl.models.config import ModelConfig
+from fastrl.option_types import as_declared, flag_of
 
 UNSET: Any = None
 """The value of an option that the preset (or the size of the run) decides when the user does
@@ -174,89 +174,24 @@ def load_preset(name: str) -> dict[str, Any]:
     """Read a shipped preset as flat option values; ConfigError names the presets there are."""
     if name not in preset_names():
         raise ConfigError(f"There is no preset {name!r}; there are: {', '.join(preset_names())}.")
-    text = (resources.files("fastrl") / "presets" / f"{name}.toml").read_text()
-    return flatten_toml(tomllib.loads(text), source=f"preset {name}")
-
-
-def flatten_toml(tables: dict[str, Any], source: str) -> dict[str, Any]:
-    """Turn a TOML document's sections into flat option values.
-
-    Raises ConfigError naming the first section or key that does not exist, with the nearest that
-    does.
-    """
-    values: dict[str, Any] = {}
-    for section, table in tables.items():
-        if section not in SECTIONS or not isinstance(table, dict):
-            raise ConfigError(
-                f"{source}: there is no section [{section}]{_nearest(section, list(SECTIONS))}."
-            )
-        known = {field.name: field for field in dataclasses.fields(SECTIONS[section])}
-        for key, value in table.items():
-            if key not in known:
-                raise ConfigError(
-                    f"{source}: section [{section}] has no option {key!r}"
-                    f"{_nearest(key, list(known))}."
-                )
-            if isinstance(value, list):
-                value = tuple(value)
-            values[key] = Path(value) if key == "run_dir" else value
-    return values
-
-
-def _nearest(word: str, candidates: list[str]) -> str:
-    close = difflib.get_close_matches(word, candidates, n=1, cutoff=0.5)
-    return f", perhaps you meant {close[0]!r}" if close else ""
-
-
-def load_config(path: Path) -> TrainConfig:
-    """Read a run's ``config.toml``; ConfigError says what is wrong with it."""
-    try:
-        tables = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as a configuration: {error}.") from error
-    values = flatten_toml(tables, source=str(path))
-    if "env" not in values:
-        raise ConfigError(f"{path} has no `env` in its section [run].")
-    config = TrainConfig(**values)
-    check(config)
-    return config
-
-
-def dump_config(config: TrainConfig) -> str:
-    """Write a configuration as TOML, one table per section; options that are None are left out."""
-    lines: list[str] = []
-    for name, section in SECTIONS.items():
-        lines.append(f"[{name}]")
-        for field in dataclasses.fields(section):
-            value = getattr(config, field.name)
-            if value is not None:
-                lines.append(f"{field.name} = {_toml_value(value)}")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c >= " " else f"\\u{ord(c):04x}" for c in text) + '"'
+    file = resources.files("fastrl") / "presets" / f"{name}.toml"
+    tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    return {option: value for table in tables.values() for option, value in table.items()}
 
 
 def save_interval(text: str) -> tuple[float, Literal["s", "u"]]:
-    """Parse ``300s`` or ``100u`` into a positive number and its unit (seconds or updates)."""
+    """Parse ``300s`` or ``100u`` into seconds (at least 1) or whole updates (at least 1), and the
+    unit."""
     unit = text[-1:]
     try:
         number = float(text[:-1])
     except ValueError:
         number = math.nan
-    if unit not in ("s", "u") or not math.isfinite(number) or number <= 0:
+    whole_enough = unit == "s" or number.is_integer()
+    if unit not in ("s", "u") or not 1 <= number < math.inf or not whole_enough:
         raise ConfigError(
-            f"--save-every is {text!r}; it must be a positive number of seconds (300s) or of "
-            "updates (100u)."
+            f"--save-every is {text!r}; it must be a number of seconds, at least 1 (300s), or a "
+            "whole number of updates, at least 1 (100u)."
         )
     return number, "s" if unit == "s" else "u"
 
@@ -289,21 +224,25 @@ _RANGES: list[tuple[str, float, bool, float]] = [
 ]
 
 
-def check(config: TrainConfig) -> None:
-    """Refuse values out of range and contradictions; ConfigError is one sentence naming the
-    option."""
+def check(config: TrainConfig) -> TrainConfig:
+    """Return `config` with every value of its option's declared type.
+
+    Raises ConfigError, one sentence naming the option, for another type, a value out of range and
+    a contradiction: all that can be refused without knowing the environment's spaces.
+    """
+    config = as_declared(config)
     for name, low, inclusive, high in _RANGES:
         value = getattr(config, name)
         if value is None or value == "auto":
             continue
-        flag = "--" + name.replace("_", "-")
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-            raise ConfigError(f"{flag} is {value!r}; it must be a number.")
+        if math.isnan(value):
+            raise ConfigError(f"{flag_of(name)} is {value}; it must be a number.")
         if value < low or (value == low and not inclusive) or value > high:
             bound = "at least" if inclusive else "more than"
             raise ConfigError(
-                f"{flag} is {value}; it must be {bound} {low:g} and at most {high:g}."
+                f"{flag_of(name)} is {value}; it must be {bound} {low:g} and at most {high:g}."
             )
+    check_ranges(config)
     if config.stop_at_return is not None and not math.isfinite(config.stop_at_return):
         raise ConfigError(
             f"--stop-at-return is {config.stop_at_return}; it must be a finite number."
@@ -313,28 +252,43 @@ def check(config: TrainConfig) -> None:
             f"--c-bar {config.c_bar} is larger than --rho-bar {config.rho_bar}; V-trace needs "
             "rho-bar >= c-bar."
         )
-    if config.envs_per_worker is not None and config.envs_per_worker % config.groups_per_worker:
-        raise ConfigError(
-            f"--envs-per-worker {config.envs_per_worker} is not a multiple of --groups-per-worker "
-            f"{config.groups_per_worker}; the groups of a worker have equal sizes."
-        )
-    if not config.hidden or any(size < 1 for size in config.hidden):
+    if not config.hidden or min(config.hidden) < 1:
         raise ConfigError(
             f"--hidden is {config.hidden}; it must name one or more positive layer sizes."
         )
-    for name, choices in (
-        ("reward_clip", ("sign", "off")),
-        ("lr_schedule", ("constant", "linear")),
-        ("dtype", ("f32", "bf16")),
-    ):
-        if getattr(config, name) not in (None, *choices):
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} is {getattr(config, name)!r}; it must be one of {choices}.")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", config.device):
         raise ConfigError(f"--device is {config.device!r}; it must be cpu, cuda or cuda:N.")
     if config.preset is not None:
         load_preset(config.preset)
     save_interval(config.save_every)
+    _check_sizes(config)
+    return config
+
+
+def _check_sizes(config: TrainConfig) -> None:
+    """Refuse sizes that do not divide each other, as far as they are known by now."""
+    groups, batch_size, length = config.groups_per_worker, config.batch_size, config.rollout_length
+    if config.envs_per_worker is None:
+        return
+    if config.envs_per_worker % groups:
+        raise ConfigError(
+            f"--envs-per-worker {config.envs_per_worker} is not a multiple of --groups-per-worker "
+            f"{groups}; the groups of a worker have equal sizes."
+        )
+    if batch_size is None or length is None:
+        return
+    envs_per_group = config.envs_per_worker // groups
+    if batch_size % (length * envs_per_group):
+        raise ConfigError(
+            f"--batch-size {batch_size} is not a multiple of {length * envs_per_group}, the steps "
+            f"of one slot (--rollout-length {length} x {envs_per_group} environments per group)."
+        )
+    columns = batch_size // length
+    if config.minibatches is not None and columns % config.minibatches:
+        raise ConfigError(
+            f"--minibatches {config.minibatches} does not divide the {columns} columns of a batch "
+            f"(--batch-size {batch_size} / --rollout-length {length})."
+        )
 
 
 def draw_seed() -> int:
@@ -364,30 +318,16 @@ def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> T
         use_bf16 = image and (bf16_cpu or config.device != "cpu")
         values["dtype"] = "bf16" if use_bf16 else "f32"
     resolved = dataclasses.replace(config, **values)
-    return _resolve_batch(resolved, minibatches_by_preset=config.minibatches is None)
-
-
-def _resolve_batch(config: TrainConfig, minibatches_by_preset: bool) -> TrainConfig:
-    envs_per_group = config.envs_per_worker // config.groups_per_worker
-    slot_steps = config.rollout_length * envs_per_group
-    num_groups = int(config.workers) * config.groups_per_worker
-    batch_size = config.batch_size
-    if batch_size is None:
-        batch_size = slot_steps * num_groups
-    elif batch_size % slot_steps:
-        raise ConfigError(
-            f"--batch-size {batch_size} is not a multiple of {slot_steps}, the steps of one slot "
-            f"(--rollout-length {config.rollout_length} x {envs_per_group} environments per group)."
-        )
-    columns = batch_size // config.rollout_length
-    minibatches = config.minibatches
-    if minibatches_by_preset:
+    if config.batch_size is None:
+        every_env = workers * resolved.envs_per_worker
+        resolved = dataclasses.replace(resolved, batch_size=every_env * resolved.rollout_length)
+    _check_sizes(dataclasses.replace(resolved, minibatches=config.minibatches))
+    if config.minibatches is None:
         # The preset thinks of its own number of environments; with fewer columns there are fewer
         # cuts.
-        minibatches = max(n for n in range(1, min(minibatches, columns) + 1) if columns % n == 0)
-    elif columns % minibatches:
-        raise ConfigError(
-            f"--minibatches {minibatches} does not divide the {columns} columns of a batch "
-            f"(--batch-size {batch_size} / --rollout-length {config.rollout_length})."
+        columns = resolved.batch_size // resolved.rollout_length
+        cuts = range(1, min(resolved.minibatches, columns) + 1)
+        resolved = dataclasses.replace(
+            resolved, minibatches=max(n for n in cuts if columns % n == 0)
         )
-    return dataclasses.replace(config, batch_size=batch_size, minibatches=minibatches)
+    return resolved

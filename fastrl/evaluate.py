@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import numpy as np
 import torch
 
 from fastrl import checkpoint
-from fastrl.config import INT32_MAX, TrainConfig, load_config
+from fastrl.config import INT32_MAX, TrainConfig
+from fastrl.config_file import load_config
 from fastrl.envs import EnvSpec, StepOut, VectorEnv, describe, evaluation_options, make
 from fastrl.envs.options import EnvOptions
 from fastrl.errors import ConfigError
@@ -46,11 +48,11 @@ class Evaluation:
 
 
 def load_policy(run: Path | str) -> tuple[ActingPolicy, EnvSpec, TrainConfig, Path, int]:
-    """Load the newest checkpoint of a run folder.
+    """Load the newest checkpoint of a run folder that can be read.
 
     Returns the acting policy, the environment's spaces, the run's configuration, the checkpoint's
-    path and its step count. Raises ConfigError where the folder holds no run or no checkpoint that
-    can be read.
+    path and its step count. Each newer checkpoint that is damaged is named in a line on stderr.
+    Raises ConfigError where the folder holds no run or no checkpoint that can be read.
     """
     run = Path(run)
     if not (run / "config.toml").is_file():
@@ -59,45 +61,62 @@ def load_policy(run: Path | str) -> tuple[ActingPolicy, EnvSpec, TrainConfig, Pa
     paths = checkpoint.find_checkpoints(run)
     if not paths:
         raise ConfigError(f"{run} has no checkpoint yet.")
-    try:
-        state = checkpoint.load(paths[-1])
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     spec = describe(config.env, config.section(EnvOptions))
     # One process on the CPU, wherever the run was trained.
     policy = ActingPolicy(spec, dataclasses.replace(config, device="cpu"))
-    try:
-        policy.load_state_dict(state["model"])
-    except (KeyError, RuntimeError) as error:
-        raise ConfigError(
-            f"{paths[-1]} does not fit the network of {config.env}: {error}"
-        ) from error
-    return policy, spec, config, paths[-1], int(state["steps"])
+    path, steps = _load_newest(policy, paths, config.env)
+    return policy, spec, config, path, steps
+
+
+def _load_newest(policy: ActingPolicy, paths: list[Path], env_id: str) -> tuple[Path, int]:
+    """Load the last of `paths` that can be loaded into `policy`; return it and its step count."""
+    failures: list[str] = []
+    for path in reversed(paths):
+        try:
+            state = checkpoint.load(path)
+            steps = int(state["steps"])
+            policy.load_state_dict(state["model"])
+        except ValueError as error:
+            failures.append(str(error))
+        except KeyError as error:
+            failures.append(f"{path} has no {error}.")
+        except (TypeError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            failures.append(f"{path} does not fit the network of {env_id}: {reason}.")
+        else:
+            for failure in failures:
+                print(f"{failure} {path} is used instead.", file=sys.stderr)
+            return path, steps
+    raise ConfigError(f"{failures[0]} There is no older checkpoint that can be read.")
 
 
 def evaluate(
     run: Path | str, episodes: int, seed: int | None = None, greedy: bool = False
 ) -> Evaluation:
-    """Play `episodes` whole episodes with the newest checkpoint of `run`.
+    """Play `episodes` whole episodes with the newest checkpoint of `run` that can be read.
 
     Each of min(episodes, 16) environments plays an equal number, its first ones, so that short
-    episodes are not preferred. Actions are sampled, or with `greedy` the most probable ones. Raises
-    ConfigError.
+    episodes are not preferred. Actions are sampled, or with `greedy` the most probable ones. torch
+    computes in one thread meanwhile. Raises ConfigError as `load_policy`.
     """
     if episodes < 1:
         raise ConfigError(f"--episodes is {episodes}; it must be at least 1.")
-    torch.set_num_threads(1)
-    policy, _, config, path, steps = load_policy(run)
     seed = secrets.randbelow(INT32_MAX) if seed is None else seed
     num_envs = min(episodes, MAX_ENVS)
     quota = np.full(num_envs, episodes // num_envs)
     quota[: episodes % num_envs] += 1
-    options = evaluation_options(config.env, config.section(EnvOptions))
-    env = make(config.env, options, num_envs=num_envs, first_env_index=0, seed=seed)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
-        records = _play(policy, env, quota, seed, greedy)
+        policy, _, config, path, steps = load_policy(run)
+        options = evaluation_options(config.env, config.section(EnvOptions))
+        env = make(config.env, options, num_envs=num_envs, first_env_index=0, seed=seed)
+        try:
+            records = _play(policy, env, quota, seed, greedy)
+        finally:
+            env.close()
     finally:
-        env.close()
+        torch.set_num_threads(threads)
     return Evaluation(
         path,
         steps,

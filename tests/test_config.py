@@ -1,20 +1,19 @@
-"""Options: presets fill what is unset, files go there and back, what is wrong is one sentence."""
+"""Options: presets fill what is unset, and what is wrong is one sentence that names it."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fastrl.config import (
     SECTIONS,
     TrainConfig,
     check,
-    dump_config,
     field_names,
-    flatten_toml,
-    load_config,
     load_preset,
     preset_names,
     resolve,
@@ -61,6 +60,7 @@ def test_no_bf16_without_the_instructions():
 @pytest.mark.parametrize("preset", preset_names())
 def test_presets_name_existing_options_and_the_user_wins(preset):
     values = load_preset(preset)
+    check(TrainConfig(env="x:y", **values))
     config = resolve(TrainConfig(env="x:y", seed=1, preset=preset), spec("vector"), 2, False)
     # The number of minibatches is adapted to the number of columns.
     assert all(getattr(config, n) == v for n, v in values.items() if n != "minibatches")
@@ -88,51 +88,11 @@ def test_a_batch_is_one_slot_of_every_group_and_is_cut_into_whole_columns():
         resolve(dataclasses.replace(config, batch_size=100), spec("image"), 2, False)
 
 
-def test_a_configuration_goes_to_its_file_and_back(tmp_path):
-    config = TrainConfig(
-        env='envpool:quoted"\\name', seed=3, run_dir=Path("a b/ü"), hidden=(32, 16),
-        stop_at_return=-1.5, separate_critic=True, normalize_advantage=False,
-        inference_wait=2.5, save_every="10u",
-    )  # fmt: skip
-    resolved = resolve(config, spec("vector"), cores=2, bf16_cpu=False)
-    path = tmp_path / "config.toml"
-    path.write_text(dump_config(resolved), encoding="utf-8")
-    assert load_config(path) == resolved
-
-
-@pytest.mark.parametrize(
-    "text, sentence",
-    [
-        ("[lern]\n", "no section \\[lern\\], perhaps you meant 'learn'"),
-        ("[learn]\nepoch = 1\n", "no option 'epoch', perhaps you meant 'epochs'"),
-        ("learn = 3\n", "no section \\[learn\\]"),
-        ("[learn]\n", "no `env`"),
-        ("[learn\n", "cannot be read"),
-        ('[run]\nenv = "x:y"\n[learn]\ngamma = 1.5\n', "--gamma is 1.5; it must be at least 0"),
-        ('[run]\nenv = "x:y"\n[learn]\ngamma = "high"\n', "--gamma is 'high'; it must be a number"),
-        ('[run]\nenv = "x:y"\n[learn]\ngamma = nan\n', "--gamma is nan; it must be a number"),
-    ],
-)  # fmt: skip
-def test_a_wrong_file_is_one_sentence(tmp_path, text, sentence):
-    path = tmp_path / "config.toml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        load_config(path)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_no_text_is_one_sentence(tmp_path):
-    path = tmp_path / "config.toml"
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="cannot be read as a configuration"):
-        load_config(path)
-
-
 @pytest.mark.parametrize(
     "options, sentence",
     [
         ({"workers": 0}, "--workers is 0; it must be at least 1"),
-        ({"workers": True}, "--workers is True; it must be a number"),
+        ({"workers": True}, "--workers is True; it must be a whole number or 'auto'"),
         ({"total_steps": 0}, "--total-steps is 0"),
         ({"learning_rate": -1.0}, "--learning-rate is -1.0"),
         ({"clip": 0.0}, "--clip is 0.0; it must be more than 0"),
@@ -144,23 +104,110 @@ def test_a_file_that_is_no_text_is_one_sentence(tmp_path):
         ({"preset": "atri"}, "no preset 'atri'; there are: atari"),
         ({"lr_schedule": "cosine"}, "--lr-schedule is 'cosine'"),
         ({"save_every": "0s"}, "--save-every is '0s'"),
+        (
+            {"save_every": "0.5s"},
+            "--save-every is '0.5s'; it must be a number of seconds, at least",
+        ),
+        ({"save_every": "0.5u"}, "--save-every is '0.5u'"),
+        ({"save_every": "1.5u"}, "--save-every is '1.5u'"),
+        ({"save_every": "infs"}, "--save-every is 'infs'"),
         ({"seed": 2**31}, "--seed is 2147483648"),
+        ({"hidden": (0,)}, "--hidden is (0,); it must name one or more positive layer sizes"),
+        ({"hidden": ()}, "--hidden is ()"),
+        ({"activation": "gelu"}, "--activation is 'gelu'; it must be 'tanh' or 'relu' or 'elu'"),
+        ({"noop_max": 0}, "--noop-max is 0; it must be at least 1"),
+        ({"frame_skip": 0}, "--frame-skip is 0; it must be at least 1"),
+        ({"frame_stack": -1}, "--frame-stack is -1; it must be at least 1"),
+        ({"max_episode_steps": 0}, "--max-episode-steps is 0; it must be at least 1"),
+        ({"max_episode_steps": 2**31}, "--max-episode-steps is 2147483648"),
+        ({"sticky_actions": 1.0}, "--sticky-actions is 1.0; it must be a probability"),
+        ({"sticky_actions": math.nan}, "--sticky-actions is nan"),
     ],
 )
 def test_wrong_values_are_refused_by_name(options, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        check(TrainConfig(env="x:y", **options))
+    assert sentence in refusal(**options)
 
 
 @pytest.mark.parametrize(
-    "text, expected", [("300s", (300.0, "s")), ("10u", (10.0, "u")), ("0.5s", (0.5, "s"))]
+    "options, sentence",
+    [
+        ({"env": 3}, "--env is 3; it must be a string."),
+        ({"env": None}, "--env is None; it must be a string."),
+        ({"epochs": 1.5}, "--epochs is 1.5; it must be a whole number."),
+        ({"epochs": "4"}, "--epochs is '4'; it must be a whole number."),
+        ({"epochs": False}, "--epochs is False; it must be a whole number."),
+        ({"rollout_length": 32.0}, "--rollout-length is 32.0; it must be a whole number."),
+        ({"max_policy_lag": None}, "--max-policy-lag is None; it must be a whole number."),
+        ({"gamma": "auto"}, "--gamma is 'auto'; it must be a number."),
+        ({"gamma": True}, "--gamma is True; it must be a number."),
+        ({"learning_rate": np.zeros(1)}, "--learning-rate is array([0.]); it must be a number."),
+        ({"stop_at_return": 10**400}, "it must be a number."),
+        ({"inference_wait": "soon"}, "--inference-wait is 'soon'; it must be a number or 'auto'."),
+        ({"normalize_advantage": "yes"}, "--normalize-advantage is 'yes'; it must be true"),
+        ({"separate_critic": 1}, "--separate-critic is 1; it must be true or false."),
+        ({"fire_reset": None}, "--fire-reset is None; it must be true or false."),
+        ({"reward_clip": True}, "--reward-clip is True; it must be 'sign' or 'off'."),
+        ({"dtype": ["f32"]}, "--dtype is ['f32']; it must be 'f32' or 'bf16'."),
+        ({"hidden": 64}, "--hidden is 64; it must be a list, each item a whole number."),
+        ({"hidden": (64, 3.5)}, "--hidden is (64, 3.5); it must be a list, each item a whole"),
+        ({"run_dir": 7}, "--run-dir is 7; it must be a path."),
+        ({"run_dir": Path("a\udcff")}, "--run-dir is 'a\\udcff', which is no valid text (UTF-8)"),
+        ({"env": "x:\ud800"}, "--env is 'x:\\ud800', which is no valid text (UTF-8)"),
+    ],
+)  # fmt: skip
+def test_values_of_another_type_are_refused_by_name(options, sentence):
+    assert sentence in refusal(**options)
+
+
+def refusal(**options) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check(TrainConfig(**{"env": "x:y", **options}))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_checked_configuration_has_the_declared_types():
+    config = TrainConfig(
+        env=np.str_("x:y"), run_dir="runs/x", hidden=[np.int64(32), 16], seed=np.uint8(3),
+        gamma=np.float64(0.5), gae_lambda=1, fire_reset=np.bool_(False), inference_wait=2,
+        workers=np.int32(2),
+    )  # fmt: skip
+    checked = check(config)
+    expected = TrainConfig(
+        env="x:y", run_dir=Path("runs/x"), hidden=(32, 16), seed=3,
+        gamma=0.5, gae_lambda=1.0, fire_reset=False, inference_wait=2.0, workers=2,
+    )  # fmt: skip
+    assert checked == expected == check(expected)
+    for name in field_names():
+        value = getattr(checked, name)
+        assert type(value) is type(getattr(expected, name)), name
+    assert {type(width) for width in checked.hidden} == {int}
+
+
+def test_what_is_unset_stays_unset():
+    assert check(TrainConfig(env="x:y")) == TrainConfig(env="x:y")
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"batch_size": 100}, "--batch-size 100 is not a multiple of 24, the steps of one slot"),
+        ({"batch_size": 12}, "--batch-size 12 is not a multiple of 24"),
+        ({"batch_size": 48, "minibatches": 4}, "--minibatches 4 does not divide the 6 columns"),
+    ],
+)
+def test_sizes_that_are_all_given_are_refused_before_the_spaces_are_known(options, sentence):
+    sizes = {"workers": 2, "envs_per_worker": 6, "rollout_length": 8}
+    assert sentence in refusal(**sizes, **options)
+    config = TrainConfig(env="x:y", seed=1, **sizes, **options)
+    with pytest.raises(ConfigError, match=sentence):
+        resolve(config, spec("vector"), cores=2, bf16_cpu=False)
+    check(TrainConfig(env="x:y", **sizes, batch_size=48, minibatches=3))
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [("300s", (300.0, "s")), ("10u", (10.0, "u")), ("1.5s", (1.5, "s")), ("1u", (1.0, "u"))],
 )
 def test_save_intervals(text, expected):
     assert save_interval(text) == expected
-
-
-def test_sections_without_a_file_need_no_order():
-    assert flatten_toml({"learn": {"epochs": 2}, "run": {"env": "x:y"}}, "t") == {
-        "epochs": 2,
-        "env": "x:y",
-    }

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 
 from fastrl.errors import ConfigError
+from fastrl.option_types import flag_of
 
 
 @dataclass(frozen=True)
@@ -41,30 +42,37 @@ def evaluation_options(env_id: str, options: EnvOptions) -> EnvOptions:
     return replace(options, episodic_life=False) if env_id.startswith("atari:") else options
 
 
+def check_ranges(options: EnvOptions) -> None:
+    """Refuse values that make sense in no environment; ConfigError names the flag."""
+    for name in ("noop_max", "frame_skip", "frame_stack", "max_episode_steps"):
+        value = getattr(options, name)
+        if value is not None and not 1 <= value < 2**31:
+            raise ConfigError(
+                f"{flag_of(name)} is {value}; it must be at least 1 and less than 2^31."
+            )
+    if not 0.0 <= options.sticky_actions < 1.0:
+        raise ConfigError(
+            f"--sticky-actions is {options.sticky_actions}; it must be a probability, at least 0 "
+            "and less than 1."
+        )
+
+
 def check_options(env_id: str, options: EnvOptions, used: Collection[str]) -> None:
-    """Refuse values that make no sense, and options that `env_id` does not look at.
+    """Refuse options that `env_id` does not look at.
 
     Args:
         env_id: for the sentence.
-        options: as the user set them.
+        options: as the user set them, within :func:`check_ranges`.
         used: names of the fields that this environment's adapter applies.
 
     Raises:
-        ConfigError: naming the option, its value and what was expected.
+        ConfigError: naming the option and its value.
     """
     for field in fields(EnvOptions):
         value = getattr(options, field.name)
         if field.name not in used and value != field.default:
-            takes = ", ".join(sorted(used)) or "none of them"
+            takes = ", ".join(flag_of(name) for name in sorted(used)) or "none of them"
             raise ConfigError(
-                f"{env_id} does not use {field.name}, which was set to {value}: leave it unset "
-                f"(of the environment options this id takes {takes})."
+                f"{env_id} does not use {flag_of(field.name)}, which was set to {value}: leave it "
+                f"unset (of the environment options this id takes {takes})."
             )
-    for name in ("noop_max", "frame_skip", "frame_stack", "max_episode_steps"):
-        value = getattr(options, name)
-        if value is not None and not 1 <= value < 2**31:
-            raise ConfigError(f"{name} is {value}, and must be at least 1 (and below 2**31).")
-    if not 0.0 <= options.sticky_actions < 1.0:
-        raise ConfigError(
-            f"sticky_actions is {options.sticky_actions}, and must be a probability in [0, 1)."
-        )

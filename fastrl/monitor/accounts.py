@@ -24,11 +24,10 @@ class Control(IntEnum):
     """Indices into the ``control`` counters."""
 
     STOP = 0  # main: finish the current batch, save, end
-    STEPS = 1  # learner: trained + masked, over all resumes
-    UPDATES = 2  # learner: batches trained on
-    TRAINED = 3  # learner: rows kept
-    MASKED = 4  # learner: rows too old
-    DROPPED = 5  # learner: rows of slots that a dead worker left unfinished
+    STEPS = 1  # learner: trained + masked
+    TRAINED = 2  # learner: rows kept
+    MASKED = 3  # learner: rows too old
+    DROPPED = 4  # learner: rows of slots that a dead worker left unfinished
 
 
 class Clock(IntEnum):

@@ -18,6 +18,9 @@ from fastrl.shm import ByteRing, Counters
 RECENT_EPISODES = 100
 """Episodes in the mean that stopping and the console use."""
 
+MAXIMUM_SUFFIX = "/max"
+"""A metric whose name ends in this is a maximum: several of it make their maximum, not a mean."""
+
 
 class EpisodeLog:
     """Finished episodes of all workers: the running mean, and who has finished one yet."""
@@ -72,25 +75,33 @@ class EpisodeLog:
 
 
 class LearnerReports:
-    """Means of what the learner reported over the updates since the last record."""
+    """What the learner reported over the updates since the last record: means, and maxima of the
+    names that end in ``/max``."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = defaultdict(float)
         self._weights: dict[str, int] = defaultdict(int)
+        self._maxima: dict[str, float] = {}
 
     def add(self, metrics: dict[str, float], updates: int) -> None:
-        """Add means over ``updates`` updates."""
+        """Add means (or maxima, by name) over ``updates`` updates."""
         for name, value in metrics.items():
-            if value == value:  # a report over rows that were all masked has no value, never NaN
+            if value != value:  # a report over rows that were all masked has no value, never NaN
+                continue
+            if name.endswith(MAXIMUM_SUFFIX):
+                self._maxima[name] = max(value, self._maxima.get(name, value))
+            else:
                 self._sums[name] += value * updates
                 self._weights[name] += updates
 
     def take(self) -> dict[str, float]:
-        """Return the means and start anew."""
+        """Return the means, weighted by updates, and the maxima; start anew."""
         means = {name: total / self._weights[name] for name, total in self._sums.items()}
+        taken = {**means, **self._maxima}
         self._sums.clear()
         self._weights.clear()
-        return means
+        self._maxima.clear()
+        return taken
 
 
 class Counts(NamedTuple):

@@ -93,7 +93,8 @@ class Child:
         """Kill the process if it still runs."""
         if not self.has_ended():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process.pid, signal.SIGKILL)
+                # By pidfd: once reaped by the forkserver, the pid may be another process's.
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close(self) -> None:
         """Release the descriptors of an ended process."""

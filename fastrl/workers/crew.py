@@ -29,6 +29,10 @@ class ProcessDied(RuntimeError):
     traceback."""
 
 
+class Interrupted(Exception):
+    """A signal came before training began."""
+
+
 class Crew:
     """All child processes of a run and what they share from the start: the arena and the report
     queue."""
@@ -39,6 +43,8 @@ class Crew:
         self.members: list[Child] = []
         self._launcher = Launcher()
         self._forkserver_fd: int | None = None
+        self.wake: int | None = None
+        """Descriptor that becomes readable when a signal has come."""
         # At exit multiprocessing sends SIGTERM to what still runs and waits for it; children leave
         # that signal to main, so a main that fails before `end` must kill them first.
         atexit.register(self.kill)
@@ -49,7 +55,13 @@ class Crew:
         crash = CrashReport.create()
         lines = Lines(self.arena, crash, theirs, parent_pid=None)
         name = f"rollout-{start.worker}"
-        process = self._launcher.fork(name, rollout_main, start, lines)
+        try:
+            process = self._launcher.fork(name, rollout_main, start, lines)
+        except (EOFError, OSError) as error:
+            raise ProcessDied(
+                f"Rollout worker {start.worker} could not be started ({error or 'no answer'}): "
+                "the forkserver was killed."
+            ) from error
         theirs.close()
         return self._enlist(Child("rollout", process, ours, crash, start.worker))
 
@@ -79,13 +91,28 @@ class Crew:
         die."""
         self._forkserver_fd = os.pidfd_open(pid)
 
+    def send(self, child: Child, message: Any) -> None:
+        """Send a start-up message; raises ProcessDied where the child has ended meanwhile."""
+        try:
+            child.pipe.send(message)
+        except OSError:
+            child.has_ended(5.0)
+            self.receive()
+            raise ProcessDied(child.story()) from None
+
+    def raise_if_interrupted(self) -> None:
+        """Raise Interrupted where a signal has come."""
+        if self.wake is not None and _poll([self.wake], 0.0):
+            raise Interrupted
+
     def expect(self, child: Child, kind: str) -> Any:
         """Wait for a start-up message of `child` and return its value.
 
         Raises ConfigError with the sentence of any child that refuses, ProcessDied when any has
-        died.
+        died, Interrupted after a signal.
         """
         while True:
+            self.raise_if_interrupted()
             self.receive()
             if child.messages:
                 received, value = child.messages.pop(0)
@@ -96,7 +123,8 @@ class Crew:
                     self.receive()
                     raise ProcessDied(member.story())
             pipes = [m.pipe.fileno() for m in self.members if not m.pipe_ended]
-            _poll([*pipes, *(m.pidfd for m in self.members)], 1.0)
+            wake = [] if self.wake is None else [self.wake]
+            _poll([*pipes, *wake, *(m.pidfd for m in self.members)], 1.0)
 
     def receive(self) -> None:
         """Take in start-up messages; raises ConfigError for a refusal."""

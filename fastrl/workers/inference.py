@@ -121,7 +121,6 @@ def run(lines: Lines) -> None:
     at_least, linger = _patience(plan)
     words = np.zeros(plan.num_groups, np.uint64)
     sources = np.zeros(plan.num_groups, np.uint32)
-    generation = np.zeros(plan.num_workers, np.int64)
     while inference.refresh() == 0:
         # The learner publishes its first weights within milliseconds of the plan.
         shared.raise_if_closed()

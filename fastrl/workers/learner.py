@@ -10,71 +10,25 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from fastrl import checkpoint
-from fastrl.config import save_interval
 from fastrl.errors import ConfigError
 from fastrl.monitor.accounts import Clock, Control
 from fastrl.shm import Closed
 from fastrl.workers.batch import BatchReader
 from fastrl.workers.plan import Plan
 from fastrl.workers.process import Lines
-from fastrl.workers.reports import EndReport, MetricsReport, SavedReport, send
+from fastrl.workers.reports import EndReport, MetricsReport, send
+from fastrl.workers.saver import Saver
 from fastrl.workers.shared import GROUP_MASK, Shared
+from fastrl.workers.slot_queue import SlotQueue
 from fastrl.workers.threads import ThreadGovernor
 from fastrl.workers.update import Updater
 
 REPORT_SECONDS = 0.5
-
-
-class SlotQueue:
-    """Full slots in the order in which they were filled, and what is counted as they are taken.
-
-    The counters decide which slots are full; a word of the ring only says which group to look at,
-    so a word that was lost with its process is made up for by the group's next one.
-    """
-
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
-        self._K = shared.plan.slots_per_group
-        groups = shared.plan.num_groups
-        self._taken = np.zeros(groups, np.int64)
-        self._through = np.zeros(groups, np.int64)
-        self._slots: deque[int] = deque()
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    def look_at(self, group: int) -> None:
-        """Queue the slots of a group that have become full."""
-        for nth in range(int(self._taken[group]), self._shared.filled.load(group)):
-            self._slots.append(group * self._K + nth % self._K)
-            self._taken[group] = nth + 1
-
-    def take(self, count: int) -> tuple[np.ndarray, int]:
-        """Remove the oldest `count` slots; return them (int64) and the steps dropped before them.
-
-        A slot knows the steps its group had made when it was full. What lies between that, its own
-        valid rows and the group's slot before it was made by a worker that died in the middle of a
-        slot.
-        """
-        shared = self._shared
-        slots = np.array([self._slots.popleft() for _ in range(count)], np.int64)
-        dropped = 0
-        for slot in slots.tolist():
-            group = slot // self._K
-            through = int(shared.sampled_through[slot])
-            valid = int(np.count_nonzero(~shared.ignored[slot, :-1]))
-            dropped += through - int(self._through[group]) - valid
-            self._through[group] = through
-        return slots, dropped
 
 
 class Learner:
@@ -96,6 +50,15 @@ class Learner:
 
     def _publish(self) -> int:
         return self._weights.publish(self._updater.flat_numpy())
+
+    def check_finite(self) -> None:
+        """Raise FloatingPointError where a parameter is not finite: nothing good comes after."""
+        if not np.isfinite(self._updater.flat_numpy().sum()):
+            raise FloatingPointError(
+                f"The network's parameters are not finite after {self.steps} steps: a reward or "
+                "an observation was not, or the learning rate is too high. The last checkpoint is "
+                "kept."
+            )
 
     def train(self, slots: np.ndarray) -> dict[str, Any]:
         """Train `epochs` times on the kept rows of `slots`, publish, give the slots back.
@@ -119,14 +82,14 @@ class Learner:
         learning_rate = config.learning_rate * max(0.0, left)
         if num_kept:
             metrics |= self._updater.update(batch, self._reader, learning_rate, self.updates)
+            # Publish first: whoever gets a slot back acts with weights that have learned from it.
+            # Not where nothing was learned: a version that is none would age every row in flight.
+            self.version = self._publish()
         self.steps += num_valid
         self.updates += 1
         control.add(Control.TRAINED, num_kept)
         control.add(Control.MASKED, num_valid - num_kept)
         control.store(Control.STEPS, self.steps)
-        control.store(Control.UPDATES, self.updates)
-        # Publish first: whoever gets a slot back acts with weights that have learned from it.
-        self.version = self._publish()
         groups = slots // self._K
         for group in groups.tolist():
             self._returned[group] += 1
@@ -137,7 +100,8 @@ class Learner:
 
 
 class MeanMetrics:
-    """Running means of updates' metrics; tensors stay on their device until the report."""
+    """Means (of names in /max: maxima) of updates' metrics; tensors stay on their device until
+    the report."""
 
     def __init__(self) -> None:
         self._rows: dict[str, list[Any]] = {}
@@ -153,42 +117,11 @@ class MeanMetrics:
         """Return the means and start anew."""
         means = {}
         for name, values in self._rows.items():
-            means[name] = float(np.mean([float(value) for value in values]))
+            numbers = [float(value) for value in values]
+            means[name] = max(numbers) if name.endswith("/max") else float(np.mean(numbers))
         report = MetricsReport(means, self.updates)
         self._rows, self.updates = {}, 0
         return report
-
-
-class Saver:
-    """Decides when a checkpoint is due, and writes it."""
-
-    def __init__(
-        self, run_dir: Path, every: str, state: Callable[[], dict[str, Any]], fifo: Any
-    ) -> None:
-        self._run_dir = run_dir
-        self._every, self._unit = save_interval(every)
-        self._state = state
-        self._fifo = fifo
-        self._last_time, self._last_update = time.monotonic(), 0
-
-    def save_if_due(self, steps: int, updates: int) -> None:
-        """Write a checkpoint if `--save-every` has passed since the last one."""
-        elapsed = (
-            time.monotonic() - self._last_time if self._unit == "s" else updates - self._last_update
-        )
-        if elapsed >= self._every:
-            self.save(steps, updates)
-
-    def save(self, steps: int, updates: int) -> None:
-        """Write a checkpoint now; a failure is reported, and training goes on."""
-        path = checkpoint.checkpoint_path(self._run_dir, steps)
-        error = None
-        try:
-            checkpoint.save(self._run_dir, steps, self._state())
-        except OSError as failure:
-            error = str(failure)
-        self._last_time, self._last_update = time.monotonic(), updates
-        send(self._fifo, SavedReport(str(path), error), timeout=1.0)
 
 
 def run(lines: Lines, fifo: Any) -> None:
@@ -201,7 +134,10 @@ def run(lines: Lines, fifo: Any) -> None:
             f"{torch.cuda.device_count()} CUDA devices here; use --device cpu."
         )
     torch.manual_seed(config.seed)
-    updater = Updater(spec, config)
+    try:
+        updater = Updater(spec, config)
+    except ValueError as error:
+        raise ConfigError(f"There is no network for {config.env}: {error}.") from error
     lines.pipe.send(("built", updater.num_params))
     plan: Plan = lines.pipe.recv()
     torch.set_num_threads(plan.learner_threads)
@@ -224,7 +160,10 @@ def run(lines: Lines, fifo: Any) -> None:
         _loop(shared, learner, saver, means, fifo)
     if means.updates:
         send(fifo, means.take(), timeout=1.0)
-    saver.save(learner.steps, learner.updates)
+    learner.check_finite()
+    problem = saver.save(learner.steps, learner.updates)
+    if problem is not None:
+        raise OSError(f"The last checkpoint could not be written: {problem}")
     send(fifo, EndReport(learner.steps), timeout=1.0)
 
 
@@ -244,13 +183,15 @@ def _loop(shared: Shared, learner: Learner, saver: Saver, means: MeanMetrics, fi
         while True:
             before = time.monotonic_ns()
             count = inbox.pop_many(words, sources, timeout=timeout)
-            waited += time.monotonic_ns() - before
+            # Added at once: a batch may take longer to come than main's records are apart.
+            spent = time.monotonic_ns() - before
+            waited += spent
+            clock.add(Clock.WAIT, spent)
             for word in words[:count].tolist():
                 queue.look_at(word & GROUP_MASK)
             if len(queue) >= plan.batch_slots and count == 0:
                 break
             timeout = 0.0 if len(queue) >= plan.batch_slots else 1.0
-        clock.add(Clock.WAIT, waited)
         full = len(queue)
         if plan.config.device == "cpu":
             # All slots but those of the last update: while it ran, every group came to a stop.
@@ -269,6 +210,7 @@ def _loop(shared: Shared, learner: Learner, saver: Saver, means: MeanMetrics, fi
         if outbox.push_many(workers, groups.astype(np.uint64)) != len(groups):
             raise AssertionError("a returned ring is full; plan.layout sizes it")
         if time.monotonic() >= next_report:
+            learner.check_finite()
             send(fifo, means.take())
             next_report = time.monotonic() + REPORT_SECONDS
         saver.save_if_due(learner.steps, learner.updates)

@@ -9,9 +9,7 @@ configuration and the environment's spaces, and travels to them as one picklable
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -21,6 +19,7 @@ from fastrl.envs.spec import EnvSpec
 from fastrl.errors import ConfigError
 from fastrl.monitor.accounts import CLOCK_SIZE, Control
 from fastrl.shm import DOORBELL_BYTES, Layout, Segment, byte_ring_bytes, ring_bytes, weights_bytes
+from fastrl.workers.machine import available_memory
 
 EPISODE_RING_BYTES = 1 << 18
 """Room for 10,000 finished episodes of one worker between two looks of main."""
@@ -118,8 +117,8 @@ class Plan:
         """Lay out every shared array of the run; all-zero memory is its valid first state."""
         workers, groups, slots = self.num_workers, self.num_groups, self.num_slots
         T, E = self.rollout_length, self.envs_per_group
-        # A ring never fills: at most one word waits per group and kind, and words of dead
-        # generations.
+        # A ring never fills: per group at most one word waits in ready and acted and K in full and
+        # returned, beside those of dead generations.
         words = 1 << max(6, (4 * self.groups_per_worker * (self.slots_per_group + 1)).bit_length())
         layout = Layout()
         for name in ("ready", "acted", "full", "returned"):
@@ -133,6 +132,7 @@ class Plan:
             ("filled", groups),
             ("returned", groups),
             ("progress", groups),
+            ("taken_through", groups),
             ("generation", workers),
             ("control", len(Control)),
             ("clock/rollout", workers * CLOCK_SIZE),
@@ -161,10 +161,13 @@ class Plan:
         """Refuse an arena that does not fit into what the machine or the cgroup still allows."""
         needed, available = self.layout().nbytes, available_memory()
         if needed > 0.9 * available:
+            # A batch of more slots than groups takes more slots of each group.
+            smaller = ", a smaller --batch-size" if self.slots_per_group > 3 else ""
             raise ConfigError(
                 f"The plan needs {needed / 2**30:.1f} GiB of shared memory for "
                 f"{self.num_slots} slots, and {available / 2**30:.1f} GiB are available; use fewer "
-                f"environments (--workers, --envs-per-worker) or a shorter --rollout-length."
+                f"environments (--workers, --envs-per-worker){smaller} or a shorter "
+                "--rollout-length."
             )
 
     def describe(self) -> list[tuple[str, str]]:
@@ -201,64 +204,17 @@ class Plan:
             (
                 "policy lag",
                 f"0 to 1 version where sampling is the slower side, up to {self.largest_lag} "
-                f"where learning is; trained up to {config.max_policy_lag}",
+                f"where learning is; trained up to {config.max_policy_lag}{self._masked()}",
             ),
             ("preset", str(config.preset)),
             ("run", str(config.run_dir)),
         ]
 
-
-def available_cores() -> int:
-    """Cores that this process may really use: its affinity mask, and the cgroup's CPU quota."""
-    cores = len(os.sched_getaffinity(0))
-    for quota in _cgroup_values("cpu.max"):
-        limit, period = quota.split()
-        if limit != "max":
-            cores = min(cores, max(1, int(limit) // int(period)))
-    return cores
-
-
-def available_memory() -> int:
-    """Bytes that may still be allocated: MemAvailable, or less where a cgroup's limit is nearer."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    available = next(
-        int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
-    )
-    for limit, used in zip(
-        _cgroup_values("memory.max"), _cgroup_values("memory.current"), strict=False
-    ):
-        if limit != "max":
-            available = min(available, int(limit) - int(used))
-    return available
-
-
-def _cgroup_values(name: str) -> list[str]:
-    """Values of a cgroup-v2 file for this process's group and every group above it."""
-    try:
-        line = next(
-            line
-            for line in Path("/proc/self/cgroup").read_text().splitlines()
-            if line.startswith("0::")
-        )
-    except (OSError, StopIteration):
-        return []
-    root = Path("/sys/fs/cgroup")
-    group = root / line.removeprefix("0::").strip().lstrip("/")
-    values = []
-    for folder in (group, *group.parents):
-        if not folder.is_relative_to(root):
-            break
-        try:
-            values.append((folder / name).read_text().strip())
-        except OSError:
-            continue
-    return values
-
-
-def has_bf16() -> bool:
-    """Whether the processor has bf16 dot-product or matrix instructions."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
-    except OSError:
-        return False
-    return "avx512_bf16" in flags or "amx_bf16" in flags or " bf16" in flags
+    def _masked(self) -> str:
+        """Say what to change where rows would be sampled only to be masked for their age."""
+        largest, trained = self.largest_lag, self.config.max_policy_lag
+        if largest <= trained:
+            return ""
+        steps = self.num_envs * self.rollout_length
+        other = f", or take --batch-size {steps} for a lag of 2" if trained >= 2 else ""
+        return f". Older rows will be masked: raise --max-policy-lag to {largest}{other}"

@@ -30,6 +30,7 @@ from fastrl.shm import Arena, Closed, CrashReport
 MAIN_PID_VARIABLE = "FASTRL_MAIN_PID"
 SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"
 PR_SET_PDEATHSIG = 1
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -43,10 +44,10 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def ignore_stop_signals() -> None:
-    """Leave Ctrl-C and SIGTERM to main: a terminal or a service manager sends them to the whole
-    group."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """Leave signals that end a run to main; terminals and service managers send them to all."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 @dataclass(frozen=True)
@@ -68,25 +69,41 @@ def child_of_main(lines: Lines) -> Iterator[None]:
     The exit code is 0 after Closed, 2 after a ConfigError (whose sentence goes up the pipe), else
     1.
     """
-    if lines.parent_pid is None:
-        from fastrl.workers.preload import FORKSERVER_PID
-
-        die_with_parent(FORKSERVER_PID)
-    else:
-        die_with_parent(lines.parent_pid)
     ignore_stop_signals()
+    if lines.parent_pid is not None:
+        die_with_parent(lines.parent_pid)
+    else:
+        _die_with_forkserver(lines)
     faulthandler.enable(file=lines.crash.fileno(), all_threads=True)
     try:
         yield
     except Closed:
         pass
     except ConfigError as error:
+        # Main reads the pipe while it starts the run, the report once it runs.
+        lines.crash.write(str(error))
         with contextlib.suppress(OSError):
             lines.pipe.send(("refused", str(error)))
         sys.exit(2)
     except BaseException:
         lines.crash.write(traceback.format_exc())
         sys.exit(1)
+
+
+def _die_with_forkserver(lines: Lines) -> None:
+    from fastrl.workers.preload import FORKSERVER_PID
+
+    if os.getpid() == FORKSERVER_PID:
+        # The module was imported here, not inherited: nothing ties this forkserver to main.
+        lines.pipe.send(
+            (
+                "refused",
+                "This program has started multiprocessing's forkserver before fastrl, which needs "
+                "it to be its own; call train() first, or use another start method (spawn).",
+            )
+        )
+        sys.exit(2)
+    die_with_parent(FORKSERVER_PID)
 
 
 @contextlib.contextmanager
@@ -120,7 +137,7 @@ class Launcher:
     def spawn(self, name: str, target: Callable[..., None], *args: Any) -> Any:
         """Start a process with a fresh interpreter (learner, inference); it may import torch."""
         process = self._spawn.Process(name=name, target=target, args=args, daemon=True)
-        with _hidden_main_module():
+        with _hidden_main_module(), _stop_signals_blocked():
             process.start()
         return process
 
@@ -131,6 +148,7 @@ class Launcher:
         # the fork; and the current folder may hold another `fastrl` than the one that runs.
         with (
             _hidden_main_module(),
+            _stop_signals_blocked(),
             _environment(
                 **{
                     MAIN_PID_VARIABLE: str(os.getpid()),
@@ -142,6 +160,17 @@ class Launcher:
         ):
             process.start()
         return process
+
+
+@contextlib.contextmanager
+def _stop_signals_blocked() -> Iterator[None]:
+    """Start a child with the signals held back until it ignores them: until then they would kill
+    it, or print a traceback of its imports."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from fastrl.monitor.accounts import CLOCK_SIZE, SAMPLED_MASK, Clock, Control
 from fastrl.monitor.console import Console, progress_line
 from fastrl.monitor.metrics import Counts, EpisodeLog, LearnerReports, RateMeter
 from fastrl.monitor.writer import MetricWriter
+from fastrl.workers.final_accounts import final_accounts
 from fastrl.workers.shared import Shared
 
 
@@ -60,16 +61,17 @@ class Record:
         """Write the last record, which says why the run ended and holds no rates."""
         self.episodes.drain()
         self._write({}, stopped_by=stopped_by)
-        shared = self._shared
-        sampled = int((shared.progress.snapshot() & SAMPLED_MASK).sum())
-        trained, masked, dropped = (
-            shared.control.load(index)
-            for index in (Control.TRAINED, Control.MASKED, Control.DROPPED)
-        )
+        accounts = final_accounts(self._shared)
         self._console.say(
-            f"steps: {sampled:,} sampled, {trained:,} trained, {masked:,} masked for age, "
-            f"{dropped:,} dropped, {sampled - trained - masked - dropped:,} unfinished"
+            f"steps: {accounts.sampled:,} sampled, {accounts.trained:,} trained, "
+            f"{accounts.masked:,} masked for age, {accounts.dropped:,} dropped, "
+            f"{accounts.unfinished:,} unfinished"
         )
+        if accounts.balance != 0:
+            self._console.say(
+                f"These do not add up: {accounts.balance} steps are unaccounted for. This is a "
+                "fault of fastrl; please report it."
+            )
         if self.episodes.lost:
             self._console.say(
                 f"{self.episodes.lost} reports of finished episodes were lost (ring full)"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fastrl.workers.plan import Plan
     from fastrl.workers.process import Lines
 
+GENERATION_SEED_STRIDE = 1_000_003
 ACTED, RETURNED = 0, 1  # sources of the inbox
 READY, FULL = 0, 1  # rings of the outbox
 
@@ -57,8 +58,8 @@ class RolloutGroup:
         self._return = np.zeros(E, np.float64)
         self._length = np.zeros(E, np.int64)
         self._env_index = group * E + np.arange(E, dtype=np.int32)
-        # Where the newest observation lies while the group waits for a slot: (slot, row) of the
-        # arena, or the buffers that the first reset wrote.
+        # The newest observation while the group waits for a slot: what the first reset wrote, later
+        # row T of the slot before.
         self._pending_obs = {
             key: np.zeros((E, *leaf.shape), leaf.dtype)
             for key, leaf in plan.spec.observation.items()
@@ -212,14 +213,15 @@ class RolloutStart:
     plan: Plan | None
 
 
-def _make_group(config: TrainConfig, group: int) -> VectorEnv:
+def _make_group(config: TrainConfig, group: int, generation: int) -> VectorEnv:
     envs_per_group = config.envs_per_worker // config.groups_per_worker
     return make(
         config.env,
         config.section(EnvOptions),
         num_envs=envs_per_group,
         first_env_index=group * envs_per_group,
-        seed=config.seed,
+        # A replacement must not play the episodes of the process before it once more.
+        seed=(config.seed + GENERATION_SEED_STRIDE * generation) % 2**31,
     )
 
 
@@ -229,7 +231,7 @@ def _explore(start: RolloutStart, lines: Lines) -> tuple[Plan, list[VectorEnv]]:
     lines.pipe.send(("spec", describe(start.config.env, start.config.section(EnvOptions))))
     config = lines.pipe.recv()
     try:
-        env = _make_group(config, start.worker * config.groups_per_worker)
+        env = _make_group(config, start.worker * config.groups_per_worker, start.generation)
     except ConfigError:
         raise
     except Exception as error:
@@ -247,7 +249,7 @@ def run(start: RolloutStart, lines: Lines) -> None:
     plan, envs = (start.plan, []) if start.plan is not None else _explore(start, lines)
     first_group = start.worker * plan.groups_per_worker
     envs += [
-        _make_group(plan.config, first_group + index)
+        _make_group(plan.config, first_group + index, start.generation)
         for index in range(len(envs), plan.groups_per_worker)
     ]
     os.nice(plan.niceness("rollout"))

@@ -49,6 +49,7 @@ class Shared:
         self.sampled_through = views["sampled_through"]
         self.filled = Counters(views["counter/filled"])
         self.returned = Counters(views["counter/returned"])
+        self.taken_through = Counters(views["counter/taken_through"])
         self.progress = Counters(views["counter/progress"])
         self.generation = Counters(views["counter/generation"])
         self.control = Counters(views["counter/control"])

@@ -21,15 +21,17 @@ from types import FrameType
 
 import cloudpickle
 
-from fastrl.config import TrainConfig, check, draw_seed, dump_config, resolve
+from fastrl.config import TrainConfig, check, draw_seed, resolve
+from fastrl.config_file import write_config
 from fastrl.envs import registered_families
 from fastrl.errors import ConfigError
 from fastrl.monitor.accounts import Control
 from fastrl.monitor.console import Console, table
 from fastrl.monitor.writer import MetricWriter
 from fastrl.workers.children import Child
-from fastrl.workers.crew import Crew, ProcessDied
-from fastrl.workers.plan import Plan, available_cores, has_bf16
+from fastrl.workers.crew import Crew, Interrupted, ProcessDied
+from fastrl.workers.machine import available_cores, has_bf16
+from fastrl.workers.plan import Plan
 from fastrl.workers.record import Record
 from fastrl.workers.reports import EndReport, MetricsReport, SavedReport
 from fastrl.workers.rollout import RolloutStart
@@ -60,6 +62,7 @@ class Supervisor:
         self._restarts = 0
         self._signal: int | None = None
         self._stopped_by: str | None = None
+        self._update_seconds = 0.0
 
     def run(self) -> int:
         """Train until the end; return the exit code (0 done, 130 interrupted, 143 terminated).
@@ -67,28 +70,34 @@ class Supervisor:
         Raises ConfigError where the run is refused, ProcessDied where it failed.
         """
         started = time.monotonic()
-        try:
-            with self._signals() as wake:
+        with self._signals() as wake:
+            try:
                 shared = self._start(wake)
-                writer = MetricWriter(self._run_dir)
+                writer = MetricWriter(self._run_dir, on_error=self._console.say)
                 try:
                     record = Record(shared, writer, self._console, started)
                     self._watch(shared, record, wake)
                 finally:
                     writer.close()
-        except KeyboardInterrupt:
-            # Before there is anything to save; after that a signal only wakes the loop.
-            self._signal = self._signal or signal.SIGINT
-        finally:
-            self._crew.end()
-        return 0 if self._signal is None else 128 + self._signal
+            except Interrupted:
+                self._console.say("interrupted before training began; nothing was saved")
+                return 128 + (self._signal or 0)
+            finally:
+                self._crew.end()
+        ended_by_signal = self._signal is not None and self._stopped_by == self._signal_name()
+        return 128 + (self._signal or 0) if ended_by_signal else 0
+
+    def _signal_name(self) -> str:
+        return signal.Signals(self._signal).name if self._signal is not None else ""
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[int]:
-        """Turn SIGINT and SIGTERM into a wake-up of the loop; a second one kills everything at
-        once."""
+        """Turn SIGINT, SIGTERM and SIGHUP into a wake-up of the loop; a second kills at once.
+
+        Handlers only note the signal: one that raised could lose a process between its start and
+        its entry in the crew's list.
+        """
         reader, writer = os.pipe()
-        self._starting = True
 
         def on_signal(number: int, frame: FrameType | None) -> None:
             if self._signal is not None:
@@ -96,10 +105,11 @@ class Supervisor:
                 os._exit(128 + number)
             self._signal = number
             os.write(writer, b".")
-            if self._starting:
-                raise KeyboardInterrupt
 
-        previous = {n: signal.signal(n, on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
+            numbers.append(signal.SIGHUP)
+        previous = {number: signal.signal(number, on_signal) for number in numbers}
         try:
             yield reader
         finally:
@@ -111,6 +121,7 @@ class Supervisor:
     def _start(self, wake: int) -> Shared:
         """Start everything in an order that brings a refusal before the crowd of workers."""
         crew, cores = self._crew, available_cores()
+        crew.wake = wake
         config = self._requested
         if config.workers == "auto":
             config = dataclasses.replace(config, workers=cores)
@@ -120,27 +131,31 @@ class Supervisor:
         learner, inference = crew.launch_learner(), crew.launch_inference()
         spec = crew.expect(first, "spec")
         config = resolve(config, spec, cores, has_bf16())
-        first.pipe.send(config)
-        learner.pipe.send((config, spec, self._run_dir))
+        crew.send(first, config)
+        crew.send(learner, (config, spec, self._run_dir))
         num_params = crew.expect(learner, "built")
         plan = Plan(config, spec, num_params, cores)
         plan.check_memory()
         crew.watch_forkserver(crew.expect(first, "constructed"))
+        try:
+            segment = crew.arena.extend(plan.layout().nbytes)
+        except MemoryError as error:
+            raise ConfigError(f"{error} Use fewer environments or a shorter rollout.") from error
         self._make_run_dir(plan)
         self._console.say(table(plan.describe()))
-        plan = dataclasses.replace(plan, segment=crew.arena.extend(plan.layout().nbytes))
+        plan = dataclasses.replace(plan, segment=segment)
         for child in (first, learner, inference):
-            child.pipe.send(plan)
+            crew.send(child, plan)
         for worker in range(1, plan.num_workers):
+            crew.raise_if_interrupted()
             crew.launch_rollout(RolloutStart(worker, 0, config, self._families, plan))
         crew.reports.start()
-        self._starting = False
         return Shared(plan, crew.arena)
 
     def _make_run_dir(self, plan: Plan) -> None:
         try:
             self._run_dir.mkdir(parents=True)
-            (self._run_dir / "config.toml").write_text(dump_config(plan.config))
+            write_config(self._run_dir / "config.toml", plan.config)
             self._console.open_log(self._run_dir / "log.txt")
         except FileExistsError as error:
             raise ConfigError(run_dir_exists(self._run_dir)) from error
@@ -149,24 +164,39 @@ class Supervisor:
 
     def _watch(self, shared: Shared, record: Record, wake: int) -> None:
         """Wait for deaths, signals and the clock until the run is over, then stop it in order."""
-        failure = None
-        while failure is None and self._stopped_by is None:
-            self._crew.wait_for_events(wake, TICK_SECONDS)
-            failure = self._attend_deaths(shared)
-            self._take_reports(record)
-            record.tick()
-            if self._signal is not None:
-                name = signal.Signals(self._signal).name
-                self._console.say(f"{name}: finishing the batch and saving; once more ends at once")
-                self._stopped_by = name
-            elif self._goal_reached(shared, record):
-                self._stopped_by = "stop_at_return"
-        record.before_stop()
-        failure = self._stop(shared) or failure
+        try:
+            failure = self._watch_until_over(shared, record, wake)
+            record.before_stop()
+        except Exception:
+            # Whatever went wrong in main: what has been learned is saved all the same.
+            self._stop(shared)
+            raise
+        late = self._stop(shared)
+        failure = failure or late
         self._take_reports(record)
         record.finish(self._stopped_by or "failure")
         if failure is not None:
             raise ProcessDied(failure)
+
+    def _watch_until_over(self, shared: Shared, record: Record, wake: int) -> str | None:
+        """Return None at the run's end, or the story of the death that ended it."""
+        while self._stopped_by is None:
+            self._crew.wait_for_events(wake, TICK_SECONDS)
+            failure = self._attend_deaths(shared)
+            if failure is not None:
+                return failure
+            self._take_reports(record)
+            record.tick()
+            if self._stopped_by is not None:
+                break
+            if self._signal is not None:
+                self._stopped_by = self._signal_name()
+                self._console.say(
+                    f"{self._stopped_by}: finishing the batch and saving; once more ends at once"
+                )
+            elif self._goal_reached(shared, record):
+                self._stopped_by = "stop_at_return"
+        return None
 
     def _goal_reached(self, shared: Shared, record: Record) -> bool:
         goal, mean = shared.plan.config.stop_at_return, record.episodes.recent_return
@@ -209,14 +239,14 @@ class Supervisor:
         generation = shared.generation.load(worker) + 1
         shared.generation.store(worker, generation)
         self._crew.discharge(child)
-        self._crew.launch_rollout(
-            RolloutStart(worker, generation, plan.config, self._families, plan)
-        )
+        start = RolloutStart(worker, generation, plan.config, self._families, plan)
+        self._crew.launch_rollout(start)
 
     def _take_reports(self, record: Record) -> None:
         for report in self._crew.reports.drain():
             if isinstance(report, MetricsReport):
                 record.learner.add(report.metrics, report.updates)
+                self._update_seconds = report.metrics["perf/update_ms"] * 1e-3
             elif isinstance(report, SavedReport) and report.error is not None:
                 self._console.say(
                     f"no checkpoint could be written to {report.path}: {report.error}"
@@ -234,13 +264,17 @@ class Supervisor:
         crew = self._crew
         learner = [child for child in crew.members if child.role == "learner"]
         others = [child for child in crew.members if child.role != "learner"]
-        saved = crew.wait_for_end(learner, SAVE_SECONDS)
+        # It may be at the start of a batch, on a machine that has become slower.
+        save_seconds = SAVE_SECONDS + 3 * self._update_seconds
+        saved = crew.wait_for_end(learner, save_seconds)
         if not crew.wait_for_end(others, STOP_SECONDS):
             late = ", ".join(child.name for child in others if not child.has_ended())
             self._console.say(f"killed after {STOP_SECONDS:g} s without an end: {late}")
+        crew.kill()
+        crew.wait_for_end(crew.members, STOP_SECONDS)
         crew.reports.stop()
         if not saved:
-            return f"The learner did not save within {SAVE_SECONDS:g} s and was killed."
+            return f"The learner did not save within {save_seconds:.0f} s and was killed."
         return next((child.story() for child in learner if child.exit_code() != 0), None)
 
 
@@ -271,7 +305,7 @@ def train(config: TrainConfig) -> int:
     Raises ConfigError where the run is refused before it starts. A failure is told on the console,
     last.
     """
-    check(config)
+    config = check(config)
     if config.seed is None:
         config = dataclasses.replace(config, seed=draw_seed())
     run_dir = config.run_dir or default_run_dir(config)
@@ -291,4 +325,10 @@ def train(config: TrainConfig) -> int:
 def default_run_dir(config: TrainConfig) -> Path:
     """Name of a run's folder where none was given: runs/<env>/<date-time>-<seed>."""
     folder = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env).strip("-.") or "env"
-    return Path("runs") / folder / f"{datetime.now():%Y%m%d-%H%M%S}-{config.seed}"
+    name = f"{datetime.now():%Y%m%d-%H%M%S}-{config.seed}"
+    path = Path("runs") / folder / name
+    tries = 1
+    while path.exists():  # the same seed twice in a second, as a sweep may start it
+        tries += 1
+        path = Path("runs") / folder / f"{name}-{tries}"
+    return path

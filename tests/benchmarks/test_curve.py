@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from curve import first_reached, main, read_curve, smooth, table
 
-from fastrl.config import TrainConfig, dump_config
+from fastrl.config import TrainConfig
+from fastrl.config_file import dump_config
 
 
 def write_run(folder, returns, seed=1):

@@ -6,13 +6,14 @@ import json
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
 from commands import TINY, Command
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fastrl.config import load_config
+from fastrl.config_file import load_config
 
 SCALARS = {
     "charts/episodic_return", "charts/episodic_length", "charts/SPS", "charts/FPS",
@@ -91,9 +92,11 @@ def test_a_second_run_does_not_touch_the_first(tmp_path):
         (["--env", "atari:Pnog"], "did you mean atari:Pong"),
         (["--env", "envpool:CartPole"], "did you mean envpool:CartPole-v1"),
         (["--env", "Pong"], "did you mean atari:Pong"),
-        (["--env", "envpool:CartPole-v1", "--noop-max", "7"], "does not use noop_max"),
+        (["--env", "envpool:CartPole-v1", "--noop-max", "7"], "does not use --noop-max"),
         (["--env", "envpool:CartPole-v1", "--worker", "7"], "--workers"),
         (["--env", "envpool:CartPole-v1", "--workers", "none"], "--workers"),
+        (["--env", "envpool:CartPole-v1", "--hidden", "0"], "--hidden"),
+        (["--env", "atari:Pong", "--noop-max", "0"], "--noop-max is 0"),
         (["--env", "envpool:CartPole-v1", "--workers", "0"], "--workers is 0"),
         (["--env", "envpool:CartPole-v1", "--gamma", "nan"], "--gamma is nan"),
         (["--env", "envpool:CartPole-v1", "--batch-size", "1000"], "--batch-size 1000"),
@@ -167,6 +170,7 @@ def test_a_killed_worker_is_replaced_and_training_goes_on(tmp_path):
     assert "was killed by SIGKILL" in train.output
     sampled, trained, masked, dropped, unfinished = accounts(train.output)
     assert sampled == trained + masked + dropped + unfinished
+    assert "do not add up" not in train.output
     assert min(sampled, trained, dropped + unfinished) > 0
     assert train.wait_until_alone(2.0) == {}
 
@@ -186,6 +190,45 @@ def test_any_other_death_ends_the_run_and_names_it(tmp_path, role):
     last = train.output.strip().splitlines()[-1]
     assert last.startswith("failed:") and role in last and "kill" in last
     assert train.wait_until_alone(2.0) == {}
+
+
+def test_a_signal_at_any_moment_of_the_start_ends_it_with_its_exit_code(tmp_path):
+    for delay in (0.3, 0.8, 1.5, 2.5):
+        train = Command(
+            "--env", "envpool:CartPole-v1", "--run-dir", f"run{delay}", *TINY, cwd=tmp_path
+        )  # fmt: skip
+        time.sleep(delay)  # which moment it hits does not matter
+        os.killpg(train.process.pid, signal.SIGINT)
+        assert train.finish() in (130, -signal.SIGINT), train.output
+        assert "Traceback" not in train.output or delay == 0.3, train.output
+        assert train.wait_until_alone(2.0) == {}
+
+
+def test_an_environment_that_gives_nan_ends_the_run_and_says_so(tmp_path):
+    text = SCRIPT.replace("ENV", "fine").replace('"torch" in sys.modules', "np.nan")
+    script = Command.script(text, tmp_path)
+    assert script.finish() == 1, script.output
+    assert "The network's parameters are not finite" in script.output
+    assert not list(tmp_path.glob("run/checkpoints/*")), "nothing good was overwritten"
+    assert script.wait_until_alone(2.0) == {}
+
+
+def test_a_forkserver_that_is_not_ours_is_refused_in_a_sentence(tmp_path):
+    script = Command.script(
+        """
+import multiprocessing, os
+from fastrl import TrainConfig, train
+process = multiprocessing.get_context("forkserver").Process(target=os.getpid)
+process.start(); process.join()
+try:
+    train(TrainConfig(env="envpool:CartPole-v1"))
+except ValueError as error:
+    print("refused:", error)
+""",
+        tmp_path,
+    )
+    assert script.finish() == 0, script.output
+    assert "refused: This program has started multiprocessing's forkserver" in script.output
 
 
 SCRIPT = """

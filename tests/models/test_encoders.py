@@ -1,10 +1,7 @@
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
 
-from fastrl.models.config import ModelConfig
 from fastrl.models.encoders import MLPEncoder, NatureEncoder, fast_tanh, to_channels_last
 
 
@@ -168,8 +165,3 @@ def test_fast_tanh_value_and_gradient():
 def test_unknown_options_are_refused():
     with pytest.raises(ValueError, match="'gelu'"):
         MLPEncoder(4, activation="gelu")
-    with pytest.raises(ValueError, match="'gelu'"):
-        ModelConfig(activation="gelu")
-    with pytest.raises(ValueError, match="hidden"):
-        ModelConfig(hidden=())
-    assert math.prod(ModelConfig().hidden) == 64 * 64

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,20 +103,95 @@ def test_reports_are_weighted_by_their_updates_and_nan_is_left_out():
     assert reports.take() == {}
 
 
+def test_a_maximum_stays_one_over_reports():
+    reports = LearnerReports()
+    reports.add({"lag/max": -3.0, "lag/mean": 1.0}, updates=1)
+    reports.add({"lag/max": float("nan"), "lag/mean": 1.0}, updates=5)
+    assert reports.take() == {"lag/max": -3.0, "lag/mean": 1.0}
+    for value, updates in ((2.0, 1), (7.0, 1), (4.0, 10)):
+        reports.add({"lag/max": value, "max": value}, updates)
+    assert reports.take() == {"lag/max": 7.0, "max": pytest.approx(49 / 12)}
+    assert reports.take() == {}
+
+
+def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
+    """(step, value) as TensorBoard reads them."""
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(name)]
+
+
+def json_lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
 def test_both_files_hold_the_same_values_and_never_nan(tmp_path):
-    writer = MetricWriter(tmp_path)
+    errors: list[str] = []
+    writer = MetricWriter(tmp_path, on_error=errors.append)
     writer.write(100, 1.5, {"charts/SPS": 10.0, "losses/entropy": float("nan")})
     writer.write(200, 2.5, {"charts/SPS": 20.0, "lag/max": float("inf")}, stopped_by="total_steps")
     writer.close()
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert lines == [
+    assert json_lines(tmp_path) == [
         {"steps": 100, "seconds": 1.5, "charts/SPS": 10.0},
         {"steps": 200, "seconds": 2.5, "charts/SPS": 20.0, "stopped_by": "total_steps"},
     ]
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     assert events.Tags()["scalars"] == ["charts/SPS"]
-    assert [(e.step, e.value) for e in events.Scalars("charts/SPS")] == [(100, 10.0), (200, 20.0)]
+    assert scalars(tmp_path, "charts/SPS") == [(100, 10.0), (200, 20.0)]
+    assert events.file_version == 2.0
+    assert errors == []
+
+
+def test_a_second_writer_continues_both(tmp_path):
+    for steps in (100, 200):
+        writer = MetricWriter(tmp_path, on_error=pytest.fail)
+        writer.write(steps, 1.0, {"a": float(steps)})
+        writer.close()
+        writer.close()
+    assert [line["steps"] for line in json_lines(tmp_path)] == [100, 200]
+    assert scalars(tmp_path, "a") == [(100, 100.0), (200, 200.0)]
+
+
+def test_a_full_disk_is_reported_once_and_costs_whole_records(tmp_path):
+    # In a process of its own, whose files may not grow beyond a limit that is then lifted.
+    script = f"""
+import resource, signal
+from pathlib import Path
+from fastrl.monitor.writer import MetricWriter
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+writer = MetricWriter(Path({str(tmp_path)!r}), on_error=print)
+writer.write(1, 1.0, {{"a": 1.0}})
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (120, hard))
+for steps in (2, 3, 4):
+    writer.write(steps, 1.0, {{"a": 1.0, **{{f"filler/{{i}}": 1.0 for i in range(20)}}}})
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+writer.write(5, 1.0, {{"a": 5.0}})
+writer.close()
+writer.write(6, 1.0, {{"a": 6.0}})
+writer.write(7, 1.0, {{"a": 7.0}})
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    too_large, closed = result.stdout.splitlines()
+    assert "metrics.jsonl cannot be written: [Errno 27] File too large; training" in too_large
+    assert "closed file" in closed
+    assert [line["steps"] for line in json_lines(tmp_path)] == [1, 5]
+    assert scalars(tmp_path, "a") == [(1, 1.0), (5, 5.0)]
+
+
+def test_a_disk_that_is_full_from_the_start_stops_nothing(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    errors: list[str] = []
+    writer = MetricWriter(tmp_path, on_error=errors.append)
+    for steps in (1, 2):
+        writer.write(steps, 1.0, {"a": 1.0})
+    writer.close()
+    assert len(errors) == 1 and "No space left on device" in errors[0]
+    assert scalars(tmp_path, "a") == [(1, 1.0), (2, 1.0)], "the other file is whole"
 
 
 def test_the_log_begins_with_what_was_said_before_it_was_opened(tmp_path, capsys):

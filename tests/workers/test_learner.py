@@ -8,12 +8,14 @@ import pytest
 import torch
 from engine import act_for, make_plan
 
-from fastrl.monitor.accounts import SAMPLED_MASK, Control
+from fastrl.monitor.accounts import Control
 from fastrl.shm import Arena
 from fastrl.workers.batch import BatchReader
-from fastrl.workers.learner import Learner, SlotQueue
+from fastrl.workers.final_accounts import final_accounts
+from fastrl.workers.learner import Learner
 from fastrl.workers.rollout import RolloutWorker
 from fastrl.workers.shared import Shared
+from fastrl.workers.slot_queue import SlotQueue
 from fastrl.workers.update import METRICS, Updater
 
 
@@ -80,45 +82,54 @@ def test_a_word_that_was_lost_is_made_up_for_by_the_next_one():
     assert len(engine.queue) == 2, "a word too many does nothing"
 
 
-def test_steps_of_slots_that_a_dead_worker_left_are_dropped_and_the_accounts_hold():
+@pytest.mark.parametrize("seed", range(4))
+def test_the_accounts_hold_wherever_a_worker_dies(seed):
     engine = Engine(rollout_length=6, minibatches=1)
     shared, control = engine.shared, engine.shared.control
-    rng = np.random.default_rng(3)
-    dropped_in_all = 0
+    rng = np.random.default_rng(seed)
+    sampled = 0
+
+    def train() -> None:
+        while len(engine.queue) >= 2:
+            slots, dropped = engine.queue.take(2)
+            control.add(Control.DROPPED, dropped)
+            engine.train(slots)
+
     for death in range(12):
-        for _ in range(int(rng.integers(1, 14))):
+        for _ in range(int(rng.integers(0, 14))):
             for group in (0, 1):
                 if shared.filled.load(group) - shared.returned.load(group) < 3:
+                    slot = group * 3 + shared.filled.load(group) % 3
+                    row = shared.progress.load(group) >> 48
                     engine.step(group)
+                    sampled += int((~shared.ignored[slot, row]).sum())
+            if rng.random() < 0.2:
+                train()
+        accounts = final_accounts(shared)
+        assert accounts.balance == 0
+        assert accounts.sampled == sampled
+        if death % 3 == 2:
+            continue  # this time it lives on
         shared.generation.store(0, death + 1)
         engine.start_workers()
         for group in (0, 1):
             engine.worker.begin(group)
-        while len(engine.queue) >= 2:
-            slots, dropped = engine.queue.take(2)
-            dropped_in_all += dropped
-            engine.train(slots)
+        assert final_accounts(shared).balance == 0
+    train()
+    accounts = final_accounts(shared)
+    assert accounts.balance == 0 and accounts.sampled == sampled
+    assert min(accounts.trained, accounts.dropped) > 0
+
+
+def test_a_fault_in_the_accounts_is_seen():
+    engine = Engine(rollout_length=6, minibatches=1)
     for group in (0, 1):
-        while shared.filled.load(group) - shared.returned.load(group) < 3:
-            engine.step(group)
-    while len(engine.queue) >= 2:
-        slots, dropped = engine.queue.take(2)
-        dropped_in_all += dropped
-        engine.train(slots)
-    assert dropped_in_all > 0
-    sampled = int((shared.progress.snapshot() & SAMPLED_MASK).sum())
-    trained = control.load(Control.TRAINED) + control.load(Control.MASKED)
-    unfinished = 0
-    for group in (0, 1):
-        # Counted here from the rows themselves: slots not trained on, and the rows of the last one.
-        first, last = shared.returned.load(group), shared.filled.load(group)
-        slots = [group * 3 + nth % 3 for nth in range(first, last)]
-        unfinished += sum(int((~shared.ignored[slot, :-1]).sum()) for slot in slots)
-        previous = group * 3 + (last - 1) % 3
-        unfinished += (shared.progress.load(group) & SAMPLED_MASK) - int(
-            shared.sampled_through[previous]
-        )
-    assert sampled == trained + dropped_in_all + unfinished
+        engine.fill(group)
+    engine.train(engine.queue.take(2)[0])
+    engine.step(0)
+    assert final_accounts(engine.shared).balance == 0
+    engine.shared.control.add(Control.TRAINED, 1)
+    assert final_accounts(engine.shared).balance == -1
 
 
 def test_lag_is_counted_in_versions_and_old_rows_are_masked():
@@ -150,6 +161,7 @@ def test_a_batch_without_a_kept_row_is_returned_untrained_and_counted():
     before = engine.updater.flat_numpy().copy()
     metrics = engine.train(engine.queue.take(2)[0])
     np.testing.assert_array_equal(engine.updater.flat_numpy(), before)
+    assert engine.learner.version == 1, "nothing was learned: no row in flight becomes older"
     assert metrics["lag/masked_share"] == 1
     assert engine.shared.returned.snapshot().tolist() == [1, 1]
     assert engine.learner.steps == engine.shared.control.load(Control.MASKED) > 0
@@ -298,3 +310,11 @@ def test_an_update_does_not_depend_on_the_size_of_chunks(monkeypatch):
     whole = update_once(learning_rate=1e-3)
     monkeypatch.setattr("fastrl.workers.update.chunk_rows", lambda spec: 5)
     np.testing.assert_allclose(update_once(learning_rate=1e-3), whole, atol=2e-5)
+
+
+def test_parameters_that_are_not_finite_are_named():
+    engine = Engine(rollout_length=4)
+    engine.learner.check_finite()
+    engine.updater.flat_numpy()[7] = np.nan
+    with pytest.raises(FloatingPointError, match="not finite after 0 steps"):
+        engine.learner.check_finite()
