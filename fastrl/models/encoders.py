@@ -19,6 +19,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from fastrl.envs.spec import ObservationSpec
     from fastrl.models.config import ModelConfig
+    from fastrl.models.normalizer import ObservationNormalizer
 
 
 def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
@@ -77,12 +78,19 @@ class NatureEncoder(nn.Module):
         for layer in (self.conv1, self.conv2, self.conv3, self.fc):
             orthogonal(layer, math.sqrt(2.0))
 
-    def forward(self, obs: Tensor) -> Tensor:
-        """Images [N, C, H, W], any dtype → features [N, 512] in the compute dtype."""
+    def forward(self, obs: Tensor, normalizer: ObservationNormalizer | None = None) -> Tensor:
+        """Images [N, C, H, W], any dtype → features [N, 512] in the compute dtype.
+
+        A normaliser takes the place of the constant scale.
+        """
         dtype = compute_dtype(self.conv1.weight)
         x = to_channels_last(obs, dtype)
         # Cast first, then scale: a bf16 copy of the weights and autocast then give the same bits.
-        weight = self.conv1.weight.to(dtype) * self.scale
+        weight = self.conv1.weight.to(dtype)
+        if normalizer is None:
+            weight = weight * self.scale
+        else:
+            x = normalizer(x)
         x = F.relu_(F.conv2d(x, weight, self.conv1.bias, stride=4))
         x = F.relu_(self.conv2(x))
         x = F.relu_(self.conv3(x))
@@ -131,13 +139,15 @@ class MLPEncoder(nn.Module):
             "categories", torch.arange(size_in) if one_hot else None, persistent=False
         )
 
-    def forward(self, obs: Tensor) -> Tensor:
+    def forward(self, obs: Tensor, normalizer: ObservationNormalizer | None = None) -> Tensor:
         """Rows [N, *shape] or, one-hot, integers [N] or [N, 1] → features [N, hidden[-1]]."""
         layers = cast("list[nn.Linear]", list(self.layers))
         if self.categories is not None:
             # Not F.one_hot: it checks the range, which reads the device back.
             obs = obs.reshape(-1, 1) == self.categories
-        x = obs.flatten(1).to(compute_dtype(layers[0].weight))
+        dtype = compute_dtype(layers[0].weight)
+        x = obs.flatten(1)
+        x = x.to(dtype) if normalizer is None else normalizer(x.to(dtype, copy=True))
         for layer in layers:
             if self.activation == "tanh":
                 twice = torch.addmm(layer.bias, x, layer.weight.t(), beta=2, alpha=2)

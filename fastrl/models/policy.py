@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fastrl.models.distributions import DiagonalGaussian, Distribution, distribution_for
 from fastrl.models.encoders import encoder_for, orthogonal
+from fastrl.models.normalizer import normalizer_for
 
 if TYPE_CHECKING:
     from fastrl.envs.spec import EnvSpec
@@ -42,27 +43,37 @@ class Tower(nn.Module):
         self.leaves = nn.ModuleDict(encoders)
         self.size_out = sum(encoder.size_out for encoder in encoders.values())
 
-    def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        """Leaves [N, *shape] → features [N, size_out]."""
-        features = [leaf(obs[key]) for key, leaf in self.leaves.items()]
+    def forward(self, obs: dict[str, Tensor], normalizers: nn.ModuleDict) -> Tensor:
+        """Leaves [N, *shape] → features [N, size_out]; `normalizers` by leaf, where it has one."""
+        features = [
+            leaf(obs[key], normalizers[key] if key in normalizers else None)  # noqa: SIM401
+            for key, leaf in self.leaves.items()
+        ]
         return features[0] if len(features) == 1 else torch.cat(features, 1)
 
 
 class Encoder(nn.Module):
-    """The actor's tower and, where the critic is separate, the critic's."""
+    """The observation normalisers, the actor's tower and, where it is separate, the critic's."""
 
     def __init__(self, spec: EnvSpec, config: ModelConfig, separate_critic: bool) -> None:
         """Build one or two towers; raises ValueError as `encoder_for`."""
         super().__init__()
+        self.normalizers = nn.ModuleDict(
+            {
+                key: normalizer_for(leaf)
+                for key, leaf in spec.observation.items()
+                if config.normalize_obs and leaf.kind != "discrete"
+            }
+        )
         self.actor = Tower(spec, config)
         self.critic = Tower(spec, config) if separate_critic else None
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         """Features [N, F], or [N, 2F] with the critic's in the second half."""
-        features: Tensor = self.actor(obs)
+        features: Tensor = self.actor(obs, self.normalizers)
         if self.critic is None:
             return features
-        return torch.cat((features, self.critic(obs)), 1)
+        return torch.cat((features, self.critic(obs, self.normalizers)), 1)
 
 
 def uses_separate_critic(spec: EnvSpec, config: ModelConfig) -> bool:

@@ -94,6 +94,11 @@ class BatchReader:
         flat: np.ndarray = (np.asarray(times)[:, None] * self._E + first_row).ravel()
         return flat
 
+    def rows_at(self, first_row: np.ndarray, times: np.ndarray) -> np.ndarray:
+        """Flat observation rows of (column, time) pairs: int64, of the arguments' shape."""
+        flat: np.ndarray = first_row + times * self._E
+        return flat
+
     def observations(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
         """Gather up to `chunk_rows` observations; integer ones are valid until the next call."""
         obs = {}

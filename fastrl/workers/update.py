@@ -9,21 +9,30 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fastrl.algo.losses import LossTerms, appo_loss, importance_log_ratio
+from fastrl.algo.moments import merge_moments, no_moments
 from fastrl.algo.vtrace import vtrace_appo
 from fastrl.config import TrainConfig
 from fastrl.envs.spec import EnvSpec
 from fastrl.models.acting import chunk_rows
 from fastrl.models.config import ModelConfig
 from fastrl.models.flat import FlatParameters
+from fastrl.models.normalizer import ObservationNormalizer
 from fastrl.models.policy import ActorCritic
 from fastrl.workers.batch import Batch, BatchReader
+
+IMAGE_MOMENT_ROWS = 256
+"""Rows of a batch that go into the statistics of pixels: all of them would cost a tenth of an epoch
+and say no more."""
+
+MOMENTS_STREAM = 1 << 20
+"""Beside the epochs, which number the other streams of random numbers of an update."""
 
 
 class Updater:
@@ -39,6 +48,10 @@ class Updater:
             [self._flat.parameter], lr=config.learning_rate, eps=config.adam_eps, fused=True
         )
         self.chunk_rows = chunk_rows(spec)
+        self._normalizers = self.network.encoder.normalizers
+        self._moments = {key: no_moments(spec.observation[key].shape) for key in self._normalizers}
+        image = any(leaf.kind == "image" for leaf in spec.observation.values())
+        self._moment_rows = IMAGE_MOMENT_ROWS if image else None
 
     @property
     def num_params(self) -> int:
@@ -56,6 +69,7 @@ class Updater:
                 name: value.cpu().clone() for name, value in self.network.state_dict().items()
             },
             "optimizer": self._optimizer.state_dict(),
+            "moments": {key: moments._asdict() for key, moments in self._moments.items()},
         }
 
     def update(
@@ -78,8 +92,27 @@ class Updater:
                 columns = order[start : start + size]
                 if bool(batch.kept[:, columns].any()):
                     rows.append(self._minibatch(batch, reader, columns))
+        self._merge_statistics(batch, reader, update)
         mean = torch.stack(rows).nanmean(dim=0)
         return dict(zip(METRICS, mean.unbind(), strict=True))
+
+    def _merge_statistics(self, batch: Batch, reader: BatchReader, update: int) -> None:
+        """Merge the batch's valid observations into the normalisers' statistics."""
+        if not self._normalizers:
+            return
+        times, columns = np.nonzero(~batch.ignored.numpy())
+        if self._moment_rows is not None and len(times) > self._moment_rows:
+            rng = np.random.default_rng([self._config.seed, update, MOMENTS_STREAM])
+            chosen = rng.choice(len(times), self._moment_rows, replace=False)
+            times, columns = times[chosen], columns[chosen]
+        rows = reader.rows_at(batch.first_row[columns], times)
+        for start in range(0, len(rows), self.chunk_rows):
+            obs = reader.observations(rows[start : start + self.chunk_rows])
+            for key in self._normalizers:
+                self._moments[key] = merge_moments(self._moments[key], obs[key])
+        for key, moments in self._moments.items():
+            normalizer = cast(ObservationNormalizer, self._normalizers[key])
+            normalizer.set(moments.mean.to(self._device), moments.variance.to(self._device))
 
     def _minibatch(self, batch: Batch, reader: BatchReader, columns: np.ndarray) -> Tensor:
         """One optimiser step on the rows of `columns`; returns the values of METRICS."""
