@@ -175,7 +175,7 @@ def _loop(shared: Shared, learner: Learner, saver: Saver, means: MeanMetrics, fi
     sources = np.zeros(plan.num_slots, np.uint32)
     next_report = 0.0
     governor = ThreadGovernor(plan.learner_threads, plan.cores)
-    updated = time.monotonic_ns()
+    updated, update_seconds = time.monotonic_ns(), 0.0
     clock.store(Clock.STARTED, time.monotonic_ns())
     while learner.steps < plan.config.total_steps and not control.load(Control.STOP):
         timeout = 0.0
@@ -193,15 +193,15 @@ def _loop(shared: Shared, learner: Learner, saver: Saver, means: MeanMetrics, fi
                 break
             timeout = 0.0 if len(queue) >= plan.batch_slots else 1.0
         full = len(queue)
-        if plan.config.device == "cpu":
+        if plan.config.device == "cpu" and update_seconds > 0:
             # All slots but those of the last update: while it ran, every group came to a stop.
             everyone_waits = full >= plan.num_slots - plan.batch_slots
             share = waited / max(1, time.monotonic_ns() - updated)
-            torch.set_num_threads(governor.after_update(everyone_waits, share))
+            torch.set_num_threads(governor.after_update(everyone_waits, share, update_seconds))
         slots, dropped = queue.take(plan.batch_slots)
         control.add(Control.DROPPED, dropped)
         metrics = learner.train(slots)
-        updated = time.monotonic_ns()
+        updated, update_seconds = time.monotonic_ns(), metrics["perf/update_ms"] * 1e-3
         metrics["queue/full_slots"] = full
         metrics["perf/learner_threads"] = governor.threads
         means.add(metrics)

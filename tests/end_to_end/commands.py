@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -45,6 +46,9 @@ class Command:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # A suite that runs in the background of a shell has SIGINT ignored, and children
+            # inherit that until they set a handler of their own.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self.output = ""
 
