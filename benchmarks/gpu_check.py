@@ -113,7 +113,8 @@ def observations(spec: EnvSpec, rows: int = ROWS) -> dict[str, Tensor]:
 def network_of(spec: EnvSpec) -> ActorCritic:
     """A network on the CPU, the same at every call, with heads that prefer some actions."""
     torch.manual_seed(0)
-    network = ActorCritic(spec, ModelConfig())
+    model = config_of(spec, "cpu", "f32").section(ModelConfig)
+    network = ActorCritic(spec, model)
     with torch.no_grad():
         for head in network.policy_head.values():
             # Fresh heads are 0.01 of this: all actions alike, and any error would be 0.
