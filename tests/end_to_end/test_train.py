@@ -48,7 +48,7 @@ def test_a_run_leaves_its_files_and_nothing_else(tmp_path):
     assert train.finish() == 0, train.output
     assert train.wait_until_alone(2.0) == {}
     assert sorted(os.listdir("/dev/shm")) == shm_before
-    for word in ("processes", "threads", "slots", "policy lag", "preset     vector"):
+    for word in ("processes", "threads", "slots", "policy lag", "preset      vector"):
         assert word in train.output
 
     run = tmp_path / "run"
@@ -303,7 +303,7 @@ def test_atari_trains_and_plays(tmp_path):
         "--total-steps", "200", "--stagger", "0", "--run-dir", "run", cwd=tmp_path,
     )  # fmt: skip
     assert train.finish() == 0, train.output
-    assert "preset     atari" in train.output
+    assert "preset      atari" in train.output
     play = Command("run", "--episodes", "1", program="fastrl-eval", cwd=tmp_path)
     assert play.finish() == 0, play.output
     assert re.search(r"return mean -(1\d|2[01])", play.output)
