@@ -146,6 +146,8 @@ def run(lines: Lines, fifo: Any) -> None:
     started = time.monotonic()
 
     def state() -> dict[str, Any]:
+        # Never over a good checkpoint.
+        learner.check_finite()
         return {
             **updater.state(),
             "updates": learner.updates,
@@ -160,7 +162,6 @@ def run(lines: Lines, fifo: Any) -> None:
         _loop(shared, learner, saver, means, fifo)
     if means.updates:
         send(fifo, means.take(), timeout=1.0)
-    learner.check_finite()
     problem = saver.save(learner.steps, learner.updates)
     if problem is not None:
         raise OSError(f"The last checkpoint could not be written: {problem}")
