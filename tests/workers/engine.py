@@ -37,3 +37,15 @@ def act_for(shared: Shared, group: int, rng: np.random.Generator, version: int =
     shared.log_prob[slot, row] = -1.0
     shared.value[slot, row] = 0.5
     shared.version[slot, row] = version
+
+
+def column(shared: Shared, slot: int, e: int) -> tuple[np.ndarray, ...]:
+    """What `counting.check_column` takes: the rows of one environment of a slot."""
+    return (
+        shared.obs["obs"][slot, :, e],
+        shared.action["action"][slot, :, e],
+        shared.reward[slot, :, e],
+        shared.terminated[slot, :, e],
+        shared.truncated[slot, :, e],
+        shared.ignored[slot, :, e],
+    )

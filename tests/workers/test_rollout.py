@@ -5,7 +5,7 @@ from __future__ import annotations
 import counting
 import numpy as np
 import pytest
-from engine import act_for, make_plan
+from engine import act_for, column, make_plan
 
 from fastrl.monitor.accounts import EPISODE_DTYPE, SAMPLED_MASK
 from fastrl.shm import Arena, ByteRing
@@ -42,17 +42,6 @@ def slots_per_group(request, monkeypatch):
 
     monkeypatch.setattr(Plan, "slots_per_group", property(lambda self: request.param))
     return request.param
-
-
-def column(shared: Shared, slot: int, e: int):
-    return (
-        shared.obs["obs"][slot, :, e],
-        shared.action["action"][slot, :, e],
-        shared.reward[slot, :, e],
-        shared.terminated[slot, :, e],
-        shared.truncated[slot, :, e],
-        shared.ignored[slot, :, e],
-    )
 
 
 @pytest.mark.parametrize("rollout_length", [1, 2, 8])

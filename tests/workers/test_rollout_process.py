@@ -10,7 +10,7 @@ import cloudpickle
 import counting
 import numpy as np
 import pytest
-from engine import act_for, make_plan
+from engine import act_for, column, make_plan
 
 from fastrl.workers.crew import Crew
 from fastrl.workers.rollout import RolloutStart
@@ -71,14 +71,7 @@ class Drive:
         while self.taken[group] < shared.filled.load(group):
             slot = group * plan.slots_per_group + self.taken[group] % plan.slots_per_group
             for e in range(plan.envs_per_group):
-                counting.check_column(
-                    shared.obs["obs"][slot, :, e],
-                    shared.action["action"][slot, :, e],
-                    shared.reward[slot, :, e],
-                    shared.terminated[slot, :, e],
-                    shared.truncated[slot, :, e],
-                    shared.ignored[slot, :, e],
-                )
+                counting.check_column(*column(shared, slot, e))
                 first = group * plan.envs_per_group
                 assert (shared.obs["obs"][slot, :, e, counting.INDEX] == first + e).all()
             self.taken[group] += 1
