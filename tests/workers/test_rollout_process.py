@@ -16,6 +16,8 @@ from fastrl.workers.crew import Crew
 from fastrl.workers.rollout import RolloutStart
 from fastrl.workers.shared import GENERATION_SHIFT, GROUP_MASK, Shared
 
+pytestmark = pytest.mark.usefixtures("own_forkserver")
+
 HANG = 60.0  # seconds without a word from a worker
 
 
