@@ -240,7 +240,7 @@ def check(config: TrainConfig) -> TrainConfig:
         if value < low or (value == low and not inclusive) or value > high:
             bound = "at least" if inclusive else "more than"
             raise ConfigError(
-                f"{flag_of(name)} is {value}; it must be {bound} {low:g} and at most {high:g}."
+                f"{flag_of(name)} is {value}; it must be {bound} {low:,} and at most {high:,}."
             )
     check_ranges(config)
     if config.stop_at_return is not None and not math.isfinite(config.stop_at_return):

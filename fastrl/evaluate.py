@@ -25,6 +25,8 @@ from fastrl.models.acting import ActingPolicy
 from fastrl.models.noise import uniform
 
 MAX_ENVS = 16
+EPISODE_LIMIT = 100_000
+"""Steps after which an episode is taken for one that never ends; Atari's are at most 27,000."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +99,14 @@ def evaluate(
 
     Each of min(episodes, 16) environments plays an equal number, its first ones, so that short
     episodes are not preferred. Actions are sampled, or with `greedy` the most probable ones. torch
-    computes in one thread meanwhile. Raises ConfigError as `load_policy`.
+    computes in one thread meanwhile. Raises ConfigError as `load_policy`, and where an episode does
+    not end.
     """
     if episodes < 1:
         raise ConfigError(f"--episodes is {episodes}; it must be at least 1.")
     seed = secrets.randbelow(INT32_MAX) if seed is None else seed
+    if not 0 <= seed <= INT32_MAX:
+        raise ConfigError(f"--seed is {seed}; it must be at least 0 and at most {INT32_MAX:,}.")
     num_envs = min(episodes, MAX_ENVS)
     quota = np.full(num_envs, episodes // num_envs)
     quota[: episodes % num_envs] += 1
@@ -159,6 +164,12 @@ def _play(
             if len(records[i]) < quota[i]:
                 records[i].append((float(returns[i]), int(lengths[i])))
             returns[i], lengths[i] = 0.0, 0
+        if lengths.max() >= EPISODE_LIMIT:
+            raise ConfigError(
+                f"An episode of {spec.env_id} has not ended after {EPISODE_LIMIT:,} steps; the "
+                "policy may go round in circles where the environment sets no limit (least so "
+                "without --greedy)."
+            )
         ignored = out.terminated | out.truncated
         step += 1
     return records

@@ -255,3 +255,17 @@ def test_a_network_of_another_size_is_one_sentence(run):
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"is not a run's folder: it has no config\.toml\."):
         load_policy(tmp_path)
+
+
+def test_an_episode_that_never_ends_is_a_sentence_and_no_silence(monkeypatch, run):
+    save(run, 1)
+    monkeypatch.setattr("fastrl.evaluate.EPISODE_LIMIT", 5)  # no CartPole falls over so soon
+    with pytest.raises(ConfigError, match="has not ended after 5 steps"):
+        evaluate(run, episodes=2, seed=1)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**31])
+def test_a_seed_out_of_range_is_refused_by_its_flag(run, seed):
+    save(run, 1)
+    with pytest.raises(ConfigError, match=f"--seed is {seed}"):
+        evaluate(run, episodes=2, seed=seed)

@@ -42,14 +42,20 @@ def evaluation_options(env_id: str, options: EnvOptions) -> EnvOptions:
     return replace(options, episodic_life=False) if env_id.startswith("atari:") else options
 
 
+_MOST = {
+    "noop_max": 1000,
+    "frame_skip": 1000,
+    "frame_stack": 64,
+    "max_episode_steps": 2**31 - 1,
+}
+
+
 def check_ranges(options: EnvOptions) -> None:
     """Refuse values that make sense in no environment; ConfigError names the flag."""
-    for name in ("noop_max", "frame_skip", "frame_stack", "max_episode_steps"):
+    for name, most in _MOST.items():
         value = getattr(options, name)
-        if value is not None and not 1 <= value < 2**31:
-            raise ConfigError(
-                f"{flag_of(name)} is {value}; it must be at least 1 and less than 2^31."
-            )
+        if value is not None and not 1 <= value <= most:
+            raise ConfigError(f"{flag_of(name)} is {value}; it must be 1 to {most:,}.")
     if not 0.0 <= options.sticky_actions < 1.0:
         raise ConfigError(
             f"--sticky-actions is {options.sticky_actions}; it must be a probability, at least 0 "

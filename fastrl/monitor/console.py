@@ -61,7 +61,9 @@ class Console:
     def close(self) -> None:
         """Close the log file."""
         if self._log is not None:
-            self._log.close()
+            # What a full disk did not take is flushed once more here.
+            with contextlib.suppress(OSError):
+                self._log.close()
             self._log = None
 
 

@@ -58,6 +58,7 @@ class Crew:
         try:
             process = self._launcher.fork(name, rollout_main, start, lines)
         except (EOFError, OSError) as error:
+            self.raise_if_interrupted()
             raise ProcessDied(
                 f"Rollout worker {start.worker} could not be started ({error or 'no answer'}): "
                 "the forkserver was killed."

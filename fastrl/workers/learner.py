@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from typing import Any
 
@@ -60,8 +61,11 @@ class Learner:
                 "kept."
             )
 
-    def train(self, slots: np.ndarray) -> dict[str, Any]:
+    def train(self, slots: np.ndarray, dropped: int = 0) -> dict[str, Any]:
         """Train `epochs` times on the kept rows of `slots`, publish, give the slots back.
+
+        All that is counted, `dropped` too, is counted at the end: a learner that dies before leaves
+        the batch to those that are unfinished.
 
         Returns the metrics of the update: numbers, or 0-dimensional tensors on the device.
         """
@@ -89,9 +93,12 @@ class Learner:
         self.updates += 1
         control.add(Control.TRAINED, num_kept)
         control.add(Control.MASKED, num_valid - num_kept)
+        control.add(Control.DROPPED, dropped)
         control.store(Control.STEPS, self.steps)
         groups = slots // self._K
-        for group in groups.tolist():
+        for slot, group in zip(slots.tolist(), groups.tolist(), strict=True):
+            through = int(self._shared.sampled_through[slot])
+            self._shared.taken_through.store(group, through)
             self._returned[group] += 1
             self._shared.returned.store(group, int(self._returned[group]))
         metrics["charts/learning_rate"] = learning_rate
@@ -117,7 +124,10 @@ class MeanMetrics:
         """Return the means and start anew."""
         means = {}
         for name, values in self._rows.items():
-            numbers = [float(value) for value in values]
+            # The share of variance explained has no value where targets do not vary.
+            numbers = [number for value in values if not math.isnan(number := float(value))]
+            if not numbers:
+                continue
             means[name] = max(numbers) if name.endswith("/max") else float(np.mean(numbers))
         report = MetricsReport(means, self.updates)
         self._rows, self.updates = {}, 0
@@ -136,8 +146,9 @@ def run(lines: Lines, fifo: Any) -> None:
     torch.manual_seed(config.seed)
     try:
         updater = Updater(spec, config)
-    except ValueError as error:
-        raise ConfigError(f"There is no network for {config.env}: {error}.") from error
+    except (ValueError, RuntimeError, MemoryError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"There is no network for {config.env}: {reason}.") from error
     lines.pipe.send(("built", updater.num_params))
     plan: Plan = lines.pipe.recv()
     torch.set_num_threads(plan.learner_threads)
@@ -200,8 +211,7 @@ def _loop(shared: Shared, learner: Learner, saver: Saver, means: MeanMetrics, fi
             share = waited / max(1, time.monotonic_ns() - updated)
             torch.set_num_threads(governor.after_update(everyone_waits, share, update_seconds))
         slots, dropped = queue.take(plan.batch_slots)
-        control.add(Control.DROPPED, dropped)
-        metrics = learner.train(slots)
+        metrics = learner.train(slots, dropped)
         updated, update_seconds = time.monotonic_ns(), metrics["perf/update_ms"] * 1e-3
         metrics["queue/full_slots"] = full
         metrics["perf/learner_threads"] = governor.threads

@@ -17,12 +17,12 @@ import numpy as np
 from fastrl.config import TrainConfig
 from fastrl.envs.spec import EnvSpec
 from fastrl.errors import ConfigError
-from fastrl.monitor.accounts import CLOCK_SIZE, Control
+from fastrl.monitor.accounts import CLOCK_SIZE, EPISODE_DTYPE, Control
 from fastrl.shm import DOORBELL_BYTES, Layout, Segment, byte_ring_bytes, ring_bytes, weights_bytes
 from fastrl.workers.machine import available_memory
 
 EPISODE_RING_BYTES = 1 << 18
-"""Room for 10,000 finished episodes of one worker between two looks of main."""
+"""At least: room for 16,000 finished episodes of one worker between two looks of main."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,10 @@ class Plan:
         layout.add("doorbell/rollout", (workers, DOORBELL_BYTES), np.uint8)
         layout.add("doorbell/inference", (DOORBELL_BYTES,), np.uint8)
         layout.add("doorbell/learner", (DOORBELL_BYTES,), np.uint8)
-        layout.add("episodes", (workers, byte_ring_bytes(EPISODE_RING_BYTES)), np.uint8)
+        # All environments of a worker may end together, and soon again.
+        together = 4 * EPISODE_DTYPE.itemsize * E * self.groups_per_worker
+        episode_bytes = max(EPISODE_RING_BYTES, 1 << together.bit_length())
+        layout.add("episodes", (workers, byte_ring_bytes(episode_bytes)), np.uint8)
         layout.add("weights", (weights_bytes(self.num_params),), np.uint8)
         for name, length in (
             ("filled", groups),
@@ -203,7 +206,7 @@ class Plan:
             ),
             (
                 "policy lag",
-                f"0 to 1 version where sampling is the slower side, up to {self.largest_lag} "
+                f"0 to 1 version where sampling is the slower side, about {self.largest_lag} "
                 f"where learning is; trained up to {config.max_policy_lag}{self._masked()}",
             ),
             ("preset", str(config.preset)),

@@ -21,6 +21,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -71,6 +72,8 @@ def child_of_main(lines: Lines) -> Iterator[None]:
     """
     ignore_stop_signals()
     if lines.parent_pid is not None:
+        # Meant for this interpreter's start alone.
+        os.environ.pop(SAFE_PATH_VARIABLE, None)
         die_with_parent(lines.parent_pid)
     else:
         _die_with_forkserver(lines)
@@ -127,9 +130,12 @@ class Launcher:
 
     def __init__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError(
+            raise ConfigError(
                 "fastrl starts its processes from the main thread; call train() there."
             )
+        with _environment(**{SAFE_PATH_VARIABLE: "1"}):
+            # Its start unblocks signals; later it would do so while a child is being started.
+            resource_tracker.ensure_running()
         self._spawn = multiprocessing.get_context("spawn")
         self._forkserver = multiprocessing.get_context("forkserver")
         self._forkserver.set_forkserver_preload(["fastrl.workers.preload"])
@@ -137,7 +143,9 @@ class Launcher:
     def spawn(self, name: str, target: Callable[..., None], *args: Any) -> Any:
         """Start a process with a fresh interpreter (learner, inference); it may import torch."""
         process = self._spawn.Process(name=name, target=target, args=args, daemon=True)
-        with _hidden_main_module(), _stop_signals_blocked():
+        # The current folder may hold a file named like a module of the standard library.
+        safe_path = _environment(**{SAFE_PATH_VARIABLE: "1"})
+        with _hidden_main_module(), _stop_signals_blocked(), safe_path:
             process.start()
         return process
 

@@ -67,7 +67,7 @@ class Record:
             f"{accounts.masked:,} masked for age, {accounts.dropped:,} dropped, "
             f"{accounts.unfinished:,} unfinished"
         )
-        if accounts.balance != 0:
+        if accounts.balance != 0 and stopped_by != "failure":
             self._console.say(
                 f"These do not add up: {accounts.balance} steps are unaccounted for. This is a "
                 "fault of fastrl; please report it."

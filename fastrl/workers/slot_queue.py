@@ -21,6 +21,7 @@ class SlotQueue:
         self._K = shared.plan.slots_per_group
         groups = shared.plan.num_groups
         self._taken = np.zeros(groups, np.int64)
+        self._through = np.zeros(groups, np.int64)
         self._slots: deque[int] = deque()
 
     def __len__(self) -> int:
@@ -46,6 +47,6 @@ class SlotQueue:
             group = slot // self._K
             through = int(shared.sampled_through[slot])
             valid = int(np.count_nonzero(~shared.ignored[slot, :-1]))
-            dropped += through - shared.taken_through.load(group) - valid
-            shared.taken_through.store(group, through)
+            dropped += through - int(self._through[group]) - valid
+            self._through[group] = through
         return slots, dropped

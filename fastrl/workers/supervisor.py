@@ -255,6 +255,8 @@ class Supervisor:
                 self._console.say(f"saved {report.path}")
             elif isinstance(report, EndReport):
                 self._console.say(f"the learner has finished after {report.steps:,} steps")
+                # Not its exit, a second later: what is recorded until then would be of no engine.
+                self._stopped_by = self._stopped_by or "total_steps"
 
     def _stop(self, shared: Shared) -> str | None:
         """Let the learner finish and save, then everyone close; return the story of one that
@@ -309,7 +311,11 @@ def train(config: TrainConfig) -> int:
     if config.seed is None:
         config = dataclasses.replace(config, seed=draw_seed())
     run_dir = config.run_dir or default_run_dir(config)
-    if run_dir.exists():
+    try:
+        exists = run_dir.exists()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--run-dir {str(run_dir)!r} cannot be used: {error}.") from error
+    if exists:
         raise ConfigError(run_dir_exists(run_dir))
     config = dataclasses.replace(config, run_dir=run_dir)
     console = Console()

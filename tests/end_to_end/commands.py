@@ -21,11 +21,15 @@ TINY = [
 class Command:
     """A started command; every process of its family carries a mark in its environment."""
 
-    def __init__(self, *arguments: str, cwd: Path, program: str = "fastrl-train") -> None:
+    def __init__(
+        self, *arguments: str, cwd: Path, program: str = "fastrl-train", safe_path: bool = False
+    ) -> None:
         self.mark = uuid.uuid4().hex
         entry = {"fastrl-train": "train_main", "fastrl-eval": "eval_main"}[program]
         call = f"import sys; from fastrl.cli import {entry}; sys.exit({entry}())"
-        self._start([sys.executable, "-c", call, *map(str, arguments)], cwd)
+        # With -P as the installed command: `python -c` would look into the current folder first.
+        flags = ["-P"] if safe_path else []
+        self._start([sys.executable, *flags, "-c", call, *map(str, arguments)], cwd)
 
     @classmethod
     def script(cls, text: str, cwd: Path) -> Command:

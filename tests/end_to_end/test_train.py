@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import TINY, Command
+from commands import HANG, TINY, Command
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fastrl.config_file import load_config
@@ -189,6 +189,9 @@ def test_any_other_death_ends_the_run_and_names_it(tmp_path, role):
     assert train.finish() == 1, train.output
     last = train.output.strip().splitlines()[-1]
     assert last.startswith("failed:") and role in last and "kill" in last
+    assert "do not add up" not in train.output
+    sampled, trained, masked, dropped, unfinished = accounts(train.output)
+    assert sampled == trained + masked + dropped + unfinished
     assert train.wait_until_alone(2.0) == {}
 
 
@@ -202,6 +205,40 @@ def test_a_signal_at_any_moment_of_the_start_ends_it_with_its_exit_code(tmp_path
         assert train.finish() in (130, -signal.SIGINT), train.output
         assert "Traceback" not in train.output or delay == 0.3, train.output
         assert train.wait_until_alone(2.0) == {}
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_the_forkserver_starts_is_no_failure(tmp_path, number, code):
+    train = Command("--env", "envpool:CartPole-v1", "--run-dir", "run", *TINY, cwd=tmp_path)
+    deadline = time.monotonic() + HANG
+    while not children(train, "forkserver"):
+        assert time.monotonic() < deadline
+    os.killpg(train.process.pid, number)
+    assert train.finish() == code, train.output
+    assert "Traceback" not in train.output
+    assert train.wait_until_alone(2.0) == {}
+
+
+def test_files_named_like_modules_in_the_current_folder_do_no_harm(tmp_path):
+    for name in ("random", "logging", "tempfile", "socket", "secrets"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('not the module that was meant')")
+    train = Command(
+        "--env", "envpool:CartPole-v1", "--total-steps", "500", "--run-dir", "run", *TINY,
+        cwd=tmp_path, safe_path=True,
+    )  # fmt: skip
+    assert train.finish() == 0, train.output
+
+
+def test_environments_that_all_end_together_lose_no_episode(tmp_path):
+    train = Command(
+        "--env", "envpool:CartPole-v1", "--workers", "1", "--groups-per-worker", "1",
+        "--envs-per-worker", "20000", "--stagger", "0", "--max-episode-steps", "5",
+        "--epochs", "1", "--total-steps", "3000000", "--stop-at-return", "5", "--run-dir", "run",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert train.finish() == 0, train.output
+    assert "lost" not in train.output
+    assert records(tmp_path / "run")[-1]["stopped_by"] == "stop_at_return"
 
 
 def test_an_environment_that_gives_nan_ends_the_run_and_says_so(tmp_path):

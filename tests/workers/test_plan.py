@@ -58,7 +58,7 @@ def lag_row(plan: Plan) -> str:
 def test_the_plan_says_when_rows_will_be_masked():
     assert lag_row(plan_for(1, max_policy_lag=8)).endswith("trained up to 8")
     assert lag_row(plan_for(1, max_policy_lag=7)).endswith(
-        "up to 8 where learning is; trained up to 7. Older rows will be masked: raise "
+        "about 8 where learning is; trained up to 7. Older rows will be masked: raise "
         f"--max-policy-lag to 8, or take --batch-size {4 * SLOT} for a lag of 2"
     )
     assert lag_row(plan_for(4, max_policy_lag=1)).endswith("raise --max-policy-lag to 2")
