@@ -141,6 +141,7 @@ def forkserver_and_workers(train: Command) -> tuple[int, list[int]]:
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.slow
 def test_an_interrupt_saves_and_leaves_no_process(tmp_path, number, code):
     train = start_training(tmp_path)
     # As a terminal does it: to the whole process group.
@@ -159,6 +160,7 @@ def test_a_killed_main_leaves_no_process(tmp_path):
     train.finish()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_training_goes_on(tmp_path):
     train = start_training(tmp_path, "--total-steps", "30000")
     _, workers = forkserver_and_workers(train)
@@ -177,6 +179,7 @@ def test_a_killed_worker_is_replaced_and_training_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("role", ["learner", "inference", "forkserver"])
+@pytest.mark.slow
 def test_any_other_death_ends_the_run_and_names_it(tmp_path, role):
     train = start_training(tmp_path)
     if role == "forkserver":
@@ -196,6 +199,7 @@ def test_any_other_death_ends_the_run_and_names_it(tmp_path, role):
     assert train.wait_until_alone(2.0) == {}
 
 
+@pytest.mark.slow
 def test_a_signal_at_any_moment_of_the_start_ends_it_with_its_exit_code(tmp_path):
     for delay in (0.3, 0.8, 1.5, 2.5):
         train = Command(
@@ -209,6 +213,7 @@ def test_a_signal_at_any_moment_of_the_start_ends_it_with_its_exit_code(tmp_path
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.slow
 def test_a_signal_while_the_forkserver_starts_is_no_failure(tmp_path, number, code):
     train = Command("--env", "envpool:CartPole-v1", "--run-dir", "run", *TINY, cwd=tmp_path)
     deadline = time.monotonic() + HANG
@@ -220,6 +225,7 @@ def test_a_signal_while_the_forkserver_starts_is_no_failure(tmp_path, number, co
     assert train.wait_until_alone(2.0) == {}
 
 
+@pytest.mark.slow
 def test_files_named_like_modules_in_the_current_folder_do_no_harm(tmp_path):
     for name in ("random", "logging", "tempfile", "socket", "secrets"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not the module that was meant')")
@@ -230,6 +236,7 @@ def test_files_named_like_modules_in_the_current_folder_do_no_harm(tmp_path):
     assert train.finish() == 0, train.output
 
 
+@pytest.mark.slow
 def test_environments_that_all_end_together_lose_no_episode(tmp_path):
     train = Command(
         "--env", "envpool:CartPole-v1", "--workers", "1", "--groups-per-worker", "1",
@@ -242,6 +249,7 @@ def test_environments_that_all_end_together_lose_no_episode(tmp_path):
     assert records(tmp_path / "run")[-1]["stopped_by"] == "stop_at_return"
 
 
+@pytest.mark.slow
 def test_an_environment_that_gives_nan_ends_the_run_and_says_so(tmp_path):
     text = SCRIPT.replace("ENV", "fine").replace('"torch" in sys.modules', "np.nan")
     script = Command.script(text, tmp_path)
@@ -251,6 +259,7 @@ def test_an_environment_that_gives_nan_ends_the_run_and_says_so(tmp_path):
     assert script.wait_until_alone(2.0) == {}
 
 
+@pytest.mark.slow
 def test_a_forkserver_that_is_not_ours_is_refused_in_a_sentence(tmp_path):
     script = Command.script(
         """
@@ -314,6 +323,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_trains_and_no_worker_imports_torch(tmp_path):
     script = Command.script(SCRIPT.replace("ENV", "fine"), tmp_path)
     assert script.finish() == 0, script.output
@@ -324,6 +334,7 @@ def test_a_script_without_a_main_guard_trains_and_no_worker_imports_torch(tmp_pa
     assert script.wait_until_alone(2.0) == {}
 
 
+@pytest.mark.slow
 def test_an_environment_that_always_raises_ends_the_run_with_its_traceback(tmp_path):
     script = Command.script(SCRIPT.replace("ENV", "raises"), tmp_path)
     assert script.finish() == 1, script.output
@@ -347,6 +358,7 @@ def test_atari_trains_and_plays(tmp_path):
     assert re.search(r"return mean -(1\d|2[01])", play.output)
 
 
+@pytest.mark.slow
 def test_a_main_that_fails_by_itself_leaves_no_process_and_does_not_wait(tmp_path):
     # Whatever goes wrong in main: the interpreter's own exit must not wait for children.
     script = Command.script(
