@@ -46,6 +46,10 @@ SAVE_SECONDS = 60.0
 STOP_SECONDS = 5.0
 """Time for the other processes to close their environments."""
 
+SAME_SIGNAL_SECONDS = 0.5
+"""A second signal so soon is the same one: timeout(1) and others send it to a process and to its
+group. Nobody presses Ctrl-C twice so fast to have a run killed unsaved."""
+
 TICK_SECONDS = 0.25
 
 
@@ -98,11 +102,16 @@ class Supervisor:
         its entry in the crew's list.
         """
         reader, writer = os.pipe()
+        came = 0.0
 
         def on_signal(number: int, frame: FrameType | None) -> None:
+            nonlocal came
             if self._signal is not None:
+                if time.monotonic() - came < SAME_SIGNAL_SECONDS:
+                    return
                 self._crew.kill()
                 os._exit(128 + number)
+            came = time.monotonic()
             self._signal = number
             os.write(writer, b".")
 

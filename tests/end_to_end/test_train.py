@@ -144,13 +144,28 @@ def forkserver_and_workers(train: Command) -> tuple[int, list[int]]:
 @pytest.mark.slow
 def test_an_interrupt_saves_and_leaves_no_process(tmp_path, number, code):
     train = start_training(tmp_path)
-    # As a terminal does it: to the whole process group.
+    # To the whole process group, as a terminal does it, and to the process, as timeout(1) does too.
     os.killpg(train.process.pid, number)
+    time.sleep(0.05)  # else the two may be delivered as one
+    os.kill(train.process.pid, number)
     assert train.finish() == code, train.output
     assert train.wait_until_alone(2.0) == {}
     assert records(tmp_path / "run")[-1]["stopped_by"] == number.name
     play = Command("run", "--episodes", "2", program="fastrl-eval", cwd=tmp_path)
     assert play.finish() == 0, play.output
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_at_once(tmp_path):
+    # A batch that takes half a minute: only the second signal can end this in time.
+    train = start_training(tmp_path, "--epochs", "1000", "--minibatches", "16")
+    train.process.send_signal(signal.SIGINT)
+    train.wait_for("once more ends at once")
+    time.sleep(0.6)
+    train.process.send_signal(signal.SIGINT)
+    assert train.finish() == 130
+    assert train.wait_until_alone(2.0) == {}
+    assert not list(tmp_path.glob("run/checkpoints/*"))
 
 
 def test_a_killed_main_leaves_no_process(tmp_path):
