@@ -29,6 +29,7 @@ def env_seed(seed: int, env_index: int) -> int:
     return start * pow(_ROOT, env_index, _PRIME) % _PRIME
 
 
-def env_rng(seed: int, env_index: int) -> np.random.Generator:
-    """Generator of what the engine itself draws for one environment (its stagger actions)."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(env_index,)))
+def env_rng(seed: int, env_index: int, generation: int = 0) -> np.random.Generator:
+    """Generator of what the engine itself draws for one environment: the length of its stagger and
+    the actions in it; `generation` counts the processes that the environment has had."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(env_index, generation)))

@@ -31,7 +31,6 @@ class EpisodeLog:
         self._seen = np.zeros(num_envs, np.bool_)
         self._recent: deque[float] = deque(maxlen=RECENT_EPISODES)
         self._fresh: list[np.ndarray] = []
-        self.count = 0
 
     def drain(self) -> None:
         """Take in what the workers have reported since the last call."""
@@ -41,7 +40,6 @@ class EpisodeLog:
                 self._fresh.append(episodes)
                 self._seen[episodes["env"]] = True
                 self._recent.extend(episodes["return"].tolist())
-                self.count += len(episodes)
 
     @property
     def lost(self) -> int:

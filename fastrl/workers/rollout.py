@@ -21,6 +21,7 @@ import numpy as np
 from fastrl.config import TrainConfig
 from fastrl.envs import StepOut, VectorEnv, describe, make, register_family
 from fastrl.envs.options import EnvOptions
+from fastrl.envs.seeding import env_rng
 from fastrl.errors import ConfigError
 from fastrl.monitor.accounts import CLOCK_SIZE, EPISODE_DTYPE, ROW_SHIFT, SAMPLED_MASK, Clock
 from fastrl.shm import ByteRing
@@ -73,10 +74,7 @@ class RolloutGroup:
         generation = self._shared.generation.load(self.group // plan.groups_per_worker)
         # Keyed by the run-wide index, so that how environments are spread over groups changes no
         # episode.
-        rngs = [
-            np.random.default_rng([plan.config.seed, int(index), generation])
-            for index in self._env_index
-        ]
+        rngs = [env_rng(plan.config.seed, int(index), generation) for index in self._env_index]
         steps = np.array([rng.integers(0, max(1, plan.config.stagger)) for rng in rngs])
         self._return, self._length = self._env.reset(self._pending_obs, steps, rngs)
         return self._enter_slot()

@@ -53,7 +53,6 @@ def test_the_mean_of_the_last_hundred_counts_once_every_environment_has_finished
     log.drain()
     assert log.every_env_finished
     assert log.recent_return == pytest.approx((98 + 3) / 100), "the oldest one is gone"
-    assert log.count == 101
 
 
 def test_a_few_episodes_are_no_mean_to_stop_at(regions):
