@@ -75,6 +75,19 @@ class Categorical:
         log_p = _log_softmax(params)
         return _pick(log_p, action), _entropy(log_p)
 
+    def kl(self, params_p: Tensor, params_q: Tensor) -> Tensor:
+        """KL(p‖q) = Σ p·log(p/q) in nats: params [N, num_actions] of each → f32 [N], 0 or more.
+
+        0 for equal parameters, inf where q never does what p may. An action that p never chooses
+        adds 0, also to the gradient.
+        """
+        log_p, log_q = _log_softmax(params_p), _log_softmax(params_q)
+        p = log_p.exp()
+        # Filled, since the difference of impossible actions is NaN and 0 · inf as well.
+        log_ratio = (log_p - log_q).masked_fill(p == 0, 0.0)
+        # Of nearly equal distributions rounding would make it negative now and then.
+        return (p * log_ratio).sum(0).clamp_min(0.0)
+
 
 def _log_softmax(params: Tensor) -> Tensor:
     """[N, n] any dtype → log-probabilities f32 [n, N]."""
@@ -165,6 +178,19 @@ class DiagonalGaussian:
     def log_prob_and_entropy(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Both, f32 [N], f32 [N]."""
         return self.log_prob(params, action), self.entropy(params)
+
+    def kl(self, params_p: Tensor, params_q: Tensor) -> Tensor:
+        """KL(p‖q) in nats, summed over elements: params [N, 2·size] of each → f32 [N], 0 or more.
+
+        Per element log(σ_q/σ_p) + (σ_p² + (μ_p - μ_q)²)/(2σ_q²) - 1/2; 0 for equal parameters.
+        """
+        mean_p, log_std_p = _split(params_p)
+        mean_q, log_std_q = _split(params_q)
+        log_ratio = log_std_p - log_std_q
+        distance = (mean_p - mean_q) * torch.exp(-log_std_q)
+        # expm1: σ_p²/σ_q² - 1 of nearly equal deviations keeps its bits.
+        terms = 0.5 * (torch.expm1(2.0 * log_ratio) + distance.square()) - log_ratio
+        return terms.sum(0).clamp_min(0.0)
 
 
 def _split(params: Tensor) -> tuple[Tensor, Tensor]:

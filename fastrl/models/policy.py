@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fastrl.models.distributions import DiagonalGaussian, Distribution, distribution_for
 from fastrl.models.encoders import encoder_for, orthogonal
 from fastrl.models.normalizer import normalizer_for
+from fastrl.models.return_normalizer import ReturnNormalizer
 
 if TYPE_CHECKING:
     from fastrl.envs.spec import EnvSpec
@@ -30,7 +31,11 @@ class PolicyOutput(NamedTuple):
     params: dict[str, Tensor]
     """Per action leaf the distribution's parameters, f32 [N, num_params]."""
     value: Tensor
-    """f32 [N]."""
+    """f32 [N], V in units of reward: what is stored, and what V-trace takes."""
+    normalized_value: Tensor
+    """f32 [N], the value head's own output v̂, which the loss compares with
+    `ActorCritic.normalize_returns` of the targets; `value` itself where returns are not normalised.
+    """
 
 
 class Tower(nn.Module):
@@ -90,6 +95,9 @@ class ActorCritic(nn.Module):
     Weights are orthogonal: gain √2 in the encoder, 0.01 in the policy's heads, 1 in the value's
     (Andrychowicz et al. 2021, "What matters in on-policy reinforcement learning"). A continuous
     leaf has one `log_std` per element, which does not depend on the observation and starts at 0.
+
+    Attributes:
+        return_normalizer: statistics of the returns, with `config.normalize_returns`; else None.
     """
 
     def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
@@ -115,6 +123,7 @@ class ActorCritic(nn.Module):
             self.policy_head[key] = head
         self.value_head = nn.Linear(size, 1)
         orthogonal(self.value_head, 1.0)
+        self.return_normalizer = ReturnNormalizer() if config.normalize_returns else None
 
     def encode(self, obs: dict[str, Tensor]) -> Tensor:
         """Leaves [N, *shape] → features [N, F] in the encoder's dtype, or autocast's."""
@@ -137,8 +146,9 @@ class ActorCritic(nn.Module):
             if key in self.log_std:
                 output = torch.cat((output, self.log_std[key][:, None].expand_as(output)))
             params[key] = output.t()
-        value = torch.addmv(self.value_head.bias, critic, self.value_head.weight[0])
-        return PolicyOutput(params, value)
+        normalized = torch.addmv(self.value_head.bias, critic, self.value_head.weight[0])
+        value = normalized if self.return_normalizer is None else self.return_normalizer(normalized)
+        return PolicyOutput(params, value, normalized)
 
     def forward(self, obs: dict[str, Tensor]) -> PolicyOutput:
         """`heads(encode(obs))`."""
@@ -186,6 +196,38 @@ class ActorCritic(nn.Module):
             for key, distribution in self.distributions.items()
         ]
         return _total([log_prob for log_prob, _ in terms]), _total([ent for _, ent in terms])
+
+    def kl(self, old_params: dict[str, Tensor], new_params: dict[str, Tensor]) -> Tensor:
+        """KL(old‖new) of the policies of N rows in nats, f32 [N], summed over leaves.
+
+        Args:
+            old_params: `PolicyOutput.params` of the policy before, per leaf f32 [N, num_params].
+            new_params: of the policy after, for the same rows.
+        """
+        return _total(
+            [dist.kl(old_params[key], new_params[key]) for key, dist in self.distributions.items()]
+        )
+
+    def normalize_returns(self, returns: Tensor) -> Tensor:
+        """What `normalized_value` is to be, for targets f32 of any shape in units of reward.
+
+        The targets themselves where returns are not normalised.
+        """
+        if self.return_normalizer is None:
+            return returns
+        return self.return_normalizer.normalize(returns)
+
+    def rescale_returns(self, mean: Tensor, std: Tensor) -> None:
+        """Take over statistics of returns, in place; no `value` changes, all `normalized_value` do.
+
+        For a network with a `return_normalizer`, outside of a pass that is yet to go backward.
+
+        Args:
+            mean: [] of any float dtype, in units of reward.
+            std: [] likewise; `return_normalizer.MIN_STD` where it is less.
+        """
+        assert self.return_normalizer is not None
+        self.return_normalizer.rescale(mean, std, self.value_head)
 
 
 def _total(terms: list[Tensor]) -> Tensor:

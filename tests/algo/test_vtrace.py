@@ -275,6 +275,47 @@ def test_on_policy_it_is_gae(seed, lambda_):
     assert torch.equal(by_name.vs, on_policy.vs)
 
 
+def exponentially_weighted(r, gamma, lambda_):
+    """Schulman et al. 2016, equation 16: (1 - λ)·Σ_k λ^{k-1}·Â^(k), k rows ahead, in float64.
+
+    Â^(k) = r_t + … + γ^{k-1}·r_{t+k-1} + γ^k·V_{t+k} - V_t. Where the episode, or what is known of
+    it, has n more rows, Â^(k) of every k > n is Â^(n), which so gets the rest of the weight.
+    """
+    rows, columns = r["reward"].shape
+    value, reward = r["value"].double(), r["reward"].double()
+    ignored, terminated = r["ignored"], r["terminated"]
+    cut = terminated | r["truncated"]
+    advantage = torch.zeros(rows, columns, dtype=torch.float64)
+    for b in range(columns):
+        for t in range(rows):
+            if ignored[t, b]:
+                continue
+            estimates, rewards, last = [], 0.0, False
+            while not last:
+                row = t + len(estimates)
+                rewards = rewards + gamma ** (row - t) * reward[row, b]
+                beyond = 0.0 if terminated[row, b] else gamma ** (row - t + 1) * value[row + 1, b]
+                estimates.append(rewards + beyond - value[t, b])
+                last = bool(cut[row, b]) or row + 1 == rows or bool(ignored[row + 1, b])
+            n = len(estimates)
+            weights = [(1 - lambda_) * lambda_**k for k in range(n - 1)] + [lambda_ ** (n - 1)]
+            advantage[t, b] = sum(w * a for w, a in zip(weights, estimates, strict=True))
+    return advantage
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("done", [0.0, 0.15, 0.5])
+@pytest.mark.parametrize("lambda_", [0.0, 0.5, 0.95, 1.0])
+def test_on_policy_it_is_the_exponentially_weighted_average_of_k_step_advantages(
+    seed, done, lambda_
+):
+    r = rollout(14, 5, 100 + seed, done=done)
+    r["ratio"] = torch.ones_like(r["ratio"])
+    expected = exponentially_weighted(r, 0.97, lambda_)
+    result = vtrace_appo(**r, gamma=0.97, lambda_=lambda_)
+    torch.testing.assert_close(result.advantage.double(), expected, atol=1e-6, rtol=1e-6)
+
+
 # ------------------------------------------------------------------ what must not matter
 
 

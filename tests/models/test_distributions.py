@@ -191,3 +191,83 @@ def test_gradients_against_float64_differences(d):
         h = torch.zeros_like(p).view(-1).index_fill(0, torch.tensor(i), 1e-6).view_as(p)
         slope = (reference(p + h) - reference(p - h)) / 2e-6
         assert leaf.grad.view(-1)[i].item() == pytest.approx(slope.item(), abs=1e-5, rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------- KL(p‖q)
+
+
+def reference_kl(d, p, q):
+    if isinstance(d, Categorical):
+        p, q = (torch.distributions.Categorical(logits=x.double()) for x in (p, q))
+        return torch.distributions.kl_divergence(p, q)
+    p, q = (
+        torch.distributions.Normal(x[:, : d.size].double(), x[:, d.size :].double().exp())
+        for x in (p, q)
+    )
+    return torch.distributions.kl_divergence(p, q).sum(-1)
+
+
+EVERY = pytest.mark.parametrize(
+    "d",
+    [
+        Categorical(1),
+        Categorical(2),
+        Categorical(18),
+        DiagonalGaussian((1,)),
+        DiagonalGaussian((2, 3)),
+    ],
+)
+
+
+@EVERY
+@pytest.mark.parametrize("distance", [1e-3, 0.1, 1.0])
+def test_kl_against_float64(d, distance):
+    torch.manual_seed(3)
+    p = torch.randn(300, d.num_params)
+    q = p + distance * torch.randn(300, d.num_params)
+    expected = reference_kl(d, p, q)
+    for params in ((p, q), (in_heads_layout(p), in_heads_layout(q)), (p, in_heads_layout(q))):
+        kl = d.kl(*params)
+        assert kl.dtype == torch.float32 and kl.shape == (300,)
+        assert (kl >= 0).all()
+        torch.testing.assert_close(kl.double(), expected, atol=1e-6, rtol=1e-5)
+
+
+@EVERY
+def test_kl_of_equal_parameters_is_exactly_zero_in_every_layout(d):
+    torch.manual_seed(4)
+    p = torch.randn(500, d.num_params) * 3
+    for other in (p, p.clone(), in_heads_layout(p)):
+        assert torch.equal(d.kl(p, other), torch.zeros(500))
+        assert torch.equal(d.kl(other, p), torch.zeros(500))
+
+
+@EVERY
+def test_kl_is_never_negative_however_close(d):
+    torch.manual_seed(5)
+    p = torch.randn(2000, d.num_params) * 2
+    for distance in (1e-7, 1e-6, 1e-5, 1e-4):
+        assert (d.kl(p, p + distance * torch.randn_like(p)) >= 0).all()
+
+
+@EVERY
+def test_kl_computes_in_f32_whatever_comes_in(d):
+    torch.manual_seed(6)
+    p, q = torch.randn(2, 50, d.num_params).bfloat16()
+    assert torch.equal(d.kl(p, q), d.kl(p.float(), q.float()))
+
+
+def test_kl_of_impossible_actions():
+    inf = math.inf
+    p = torch.tensor([[0.0, 1.0, -inf], [0.0, 0.0, -inf], [0.0, -inf, -inf]], requires_grad=True)
+    q = torch.tensor([[0.5, 0.0, -inf], [0.0, 0.0, 0.0], [0.3, -inf, 2.0]], requires_grad=True)
+    kl = Categorical(3).kl(p, q)
+    first = reference_kl(Categorical(2), p[:1, :2], q[:1, :2]).item()
+    assert kl[0].item() == pytest.approx(first, abs=1e-6)
+    assert kl[1].item() == pytest.approx(math.log(1.5), abs=1e-6)
+    assert kl[2].item() == pytest.approx(math.log(1 + math.exp(1.7)), abs=1e-6)
+    kl.sum().backward()
+    assert p.grad.isfinite().all() and q.grad.isfinite().all()
+    assert p.grad[0, 2] == 0 and q.grad[0, 2] == 0
+    never = Categorical(3).kl(torch.zeros(1, 3), torch.tensor([[0.0, 0.0, -inf]]))
+    assert never.item() == inf

@@ -150,3 +150,26 @@ def test_encoding_in_chunks_gives_the_gradient_of_the_whole():
         return torch.cat([p.grad.flatten() for p in policy.parameters()])
 
     torch.testing.assert_close(gradient(4), gradient(1), atol=1e-6, rtol=1e-5)
+
+
+def test_kl_is_summed_over_leaves():
+    torch.manual_seed(0)
+    spec = EnvSpec("test", {"obs": VECTOR}, {"a": DISCRETE, "b": CONTINUOUS}, 1, None)
+    policy = ActorCritic(spec, ModelConfig())
+    obs = obs_of(spec, 20)
+    before = policy(obs).params
+    assert torch.equal(policy.kl(before, policy(obs).params), torch.zeros(20))
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    after = policy(obs).params
+    kl = policy.kl(before, after)
+    assert kl.shape == (20,) and (kl > 0).all()
+    p, q = (torch.distributions.Categorical(logits=x["a"].double()) for x in (before, after))
+    expected = torch.distributions.kl_divergence(p, q)
+    p, q = (
+        torch.distributions.Normal(x["b"][:, :3].double(), x["b"][:, 3:].double().exp())
+        for x in (before, after)
+    )
+    expected = expected + torch.distributions.kl_divergence(p, q).sum(-1)
+    torch.testing.assert_close(kl.double(), expected, atol=1e-6, rtol=1e-5)
