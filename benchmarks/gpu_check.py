@@ -264,7 +264,7 @@ def updated(device: str, spec: EnvSpec, dtype: str) -> tuple[Tensor, dict[str, f
         shared, slots = filled_arena(plan, arena)
         reader = BatchReader(shared, updater.chunk_rows)
         batch = reader.read(slots, version=1, max_lag=config.max_policy_lag)
-        metrics = updater.update(batch, reader, config.learning_rate, update=0)
+        metrics = updater.update(batch, reader, update=0, progress=0.0)
         change = torch.from_numpy(updater.flat_numpy()) - before
         return change, {name: float(value) for name, value in metrics.items()}
 

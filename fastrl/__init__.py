@@ -8,16 +8,20 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from fastrl.config import TrainConfig
+    from fastrl.envs import register_env
     from fastrl.evaluate import load_policy
+    from fastrl.models.registry import register_model
     from fastrl.workers.supervisor import train
 
 _PUBLIC = {
     "TrainConfig": "fastrl.config",
     "load_policy": "fastrl.evaluate",
+    "register_env": "fastrl.envs",
+    "register_model": "fastrl.models.registry",
     "train": "fastrl.workers.supervisor",
 }
 
-__all__ = ["TrainConfig", "load_policy", "train"]
+__all__ = ["TrainConfig", "load_policy", "register_env", "register_model", "train"]
 
 
 def __getattr__(name: str) -> Any:

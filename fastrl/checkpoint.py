@@ -1,8 +1,12 @@
 """Checkpoints: written atomically, found by name, read as data (`weights_only=True`).
 
 A file holds plain tensors and numbers: ``format``, ``model`` (names to tensors), ``optimizer``,
-``steps``, ``updates``, ``version``, ``seed`` and ``seconds``. The configuration lies beside it in
-``config.toml``.
+``moments`` (the normalisers' running statistics), ``steps``, ``updates``, ``rows`` (that each
+environment has played), ``seed`` and ``seconds``. The configuration lies beside it in
+``config.toml``. There is no state of random generators: all that is drawn at random is keyed by the
+seed and by these counts.
+
+torch is imported by those who write or read one: main only looks for names.
 """
 
 from __future__ import annotations
@@ -11,12 +15,14 @@ import contextlib
 import io
 import os
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from fastrl.errors import ConfigError
 
-FORMAT = 1
+FORMAT = 2
 FOLDER = "checkpoints"
 KEEP = 3
 """Newest checkpoints kept: the last one, and two to fall back on."""
@@ -47,6 +53,8 @@ def save(run_dir: Path, steps: int, state: dict[str, Any]) -> Path:
     Raises OSError where it cannot be written (a full disk, a folder that is gone); then nothing is
     left of it, and the older ones are as they were.
     """
+    import torch
+
     # In memory first: torch's own writer covers the OSError of a full disk with a RuntimeError.
     content = io.BytesIO()
     torch.save({"format": FORMAT, "steps": steps, **state}, content)
@@ -98,6 +106,8 @@ def load(path: Path) -> dict[str, Any]:
 
     Raises ValueError with a sentence where the file is damaged or of another format.
     """
+    import torch
+
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -111,3 +121,45 @@ def load(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ValueError(f"{path} is not a checkpoint of format {FORMAT}.")
     return state
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint that could be used."""
+
+    path: Path
+    state: dict[str, Any]
+    warnings: list[str]
+    """A sentence for each newer one that could not."""
+
+
+def load_newest(run_dir: Path, env_id: str, accept: Callable[[dict[str, Any]], None]) -> Loaded:
+    """Load the newest checkpoint of a run that can be read and that `accept` takes.
+
+    Args:
+        run_dir: the run's folder.
+        env_id: names the network in sentences.
+        accept: raises KeyError, TypeError, ValueError or RuntimeError for one that does not fit.
+
+    Raises:
+        ConfigError: the run has no checkpoint that can be used.
+    """
+    failures: list[str] = []
+    for path in reversed(find_checkpoints(run_dir)):
+        try:
+            state = load(path)
+        except ValueError as error:
+            failures.append(str(error))
+            continue
+        try:
+            accept(state)
+        except KeyError as error:
+            failures.append(f"{path} has no {error}.")
+        except (TypeError, ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            failures.append(f"{path} does not fit the network of {env_id}: {reason}.")
+        else:
+            return Loaded(path, state, [f"{text} {path} is used instead." for text in failures])
+    if not failures:
+        raise ConfigError(f"{run_dir} has no checkpoint yet.")
+    raise ConfigError(f"{failures[0]} There is no older checkpoint that can be used.")

@@ -14,22 +14,21 @@ from typing import Annotated, Any
 
 import tyro
 
-from fastrl.config import SECTIONS, TrainConfig
+from fastrl.config import SECTIONS, TrainConfig, field_names
 from fastrl.errors import ConfigError
 from fastrl.monitor.console import discard_stdout
 
 
 def parse_train(arguments: Sequence[str] | None = None) -> TrainConfig:
     """Parse flags into a configuration; a wrong flag exits with 2, naming it and the nearest."""
-    # [run] comes first and has no default: --env is required.
-    fields: list[Any] = [
-        (name, section) if name == "run" else (name, section, dataclasses.field(default=section()))
-        for name, section in SECTIONS.items()
+    fields = [
+        (name, section, dataclasses.field(default=section())) for name, section in SECTIONS.items()
     ]
     groups = dataclasses.make_dataclass("Options", fields, frozen=True)
     with warnings.catch_warnings():
         # Options that the preset decides are None until then, whatever their type.
         warnings.filterwarnings("ignore", message=".*annotated with type.*default value `None`.*")
+        warnings.filterwarnings("ignore", message=".*NoneType.* does not match any type in Union.*")
         parsed: Any = tyro.cli(
             groups,
             prog="fastrl-train",
@@ -44,17 +43,27 @@ def parse_train(arguments: Sequence[str] | None = None) -> TrainConfig:
     return TrainConfig(**values)
 
 
+def given_options(arguments: Sequence[str]) -> set[str]:
+    """Names of the options that the command line sets, also those that it sets to their default."""
+    flags = [word[2:].partition("=")[0] for word in arguments if word.startswith("--")]
+    names = {flag.replace("-", "_") for flag in flags}
+    # A switch that is turned off: --no-fire-reset.
+    names |= {name.removeprefix("no_") for name in names}
+    return names & set(field_names())
+
+
 def train_main(arguments: Sequence[str] | None = None) -> int:
     """`fastrl-train`."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
         config = parse_train(arguments)
     except BrokenPipeError:  # --help | head
         discard_stdout()
         return 1
     try:
-        from fastrl.workers.supervisor import train
+        from fastrl.workers.supervisor import start_training
 
-        return train(config)
+        return start_training(config, given_options(arguments))
     except ConfigError as error:
         print(f"fastrl-train: {error}", file=sys.stderr)
         return 2

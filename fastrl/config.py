@@ -18,12 +18,13 @@ import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fastrl.envs.options import EnvOptions, check_ranges
 from fastrl.envs.spec import EnvSpec
 from fastrl.errors import ConfigError
 from fastrl.models.config import ModelConfig
+from fastrl.models.registry import model_builder
 from fastrl.option_types import as_declared, flag_of
 
 UNSET: Any = None
@@ -41,9 +42,9 @@ INT32_MAX = 2**31 - 1
 class RunOptions:
     """What is trained, for how long, and where the results go."""
 
-    env: str
-    """The environment: atari:NAME (such as atari:Pong) or envpool:ID (such as
-    envpool:CartPole-v1)."""
+    env: str = UNSET
+    """The environment: atari:NAME (such as atari:Pong), envpool:ID, gym:ID (such as
+    gym:CartPole-v1), py:module:function for your own. A resumed run knows its own."""
     total_steps: int = 10_000_000
     """Environment steps to learn from before the run ends (frames = steps x frame skip)."""
     stop_at_return: float | None = None
@@ -51,14 +52,23 @@ class RunOptions:
     seed: int = UNSET
     """Seed of environments, initial weights, sampled actions and batch order; drawn and stored if
     unset."""
+    mode: Literal["async", "sync"] = UNSET
+    """async: collect while learning. sync: collect, then learn; equal seeds give equal bits.
+    Default async, and sync with --workers 0."""
     preset: str = UNSET
     """Name of the preset; by default chosen by the kind of observation (see the printed plan)."""
     run_dir: Path = UNSET
-    """The run's own folder, which must not exist; default runs/<env>/<date-time>-<seed>."""
+    """The run's own folder; default runs/<env>/<date-time>-<seed>."""
+    resume: Literal["never", "auto", "must"] = "never"
+    """What to do with a --run-dir that exists. never: refuse it. must: go on from its newest
+    checkpoint, with its own options. auto: as must, but begin where there is none yet."""
+    init_from: Path | None = UNSET
+    """Folder of a run whose weights and normalisers the new run begins with."""
     save_every: str = "300s"
     """Time between checkpoints: seconds (300s) or updates (100u)."""
-    log_every: float = 5.0
-    """Seconds between console lines and metric records."""
+    log_every: float | str = UNSET
+    """Time between console lines and metric records: seconds (5 or 5s) or updates (10u). Default
+    5s, and in sync 10u."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,8 @@ class RolloutOptions:
     """How environments are spread over processes."""
 
     workers: int | Literal["auto"] = "auto"
-    """Rollout processes; auto takes one per core that this process may use."""
+    """Rollout processes; auto takes one per core that this process may use. 0: everything in one
+    process, for a debugger, with the bits of --mode sync."""
     groups_per_worker: int = 2
     """Groups a worker alternates between: while one waits for actions, the other steps."""
     envs_per_worker: int = UNSET
@@ -98,8 +109,11 @@ class LearnOptions:
     """Passes over each batch."""
     learning_rate: float = UNSET
     """Adam's step size at the start."""
-    lr_schedule: Literal["constant", "linear"] = UNSET
-    """linear falls to 0 at total_steps."""
+    lr_schedule: Literal["constant", "linear", "kl"] = UNSET
+    """linear: falls to 0 at total_steps. kl: after each batch it rises or falls so that the policy
+    moves by about --target-kl."""
+    target_kl: float = 0.01
+    """Of --lr-schedule kl: how far a batch should move the policy, in nats."""
     adam_eps: float = 1e-5
     """Adam's epsilon."""
     max_grad_norm: float = UNSET
@@ -120,8 +134,11 @@ class LearnOptions:
     """Weight of the value loss."""
     normalize_advantage: bool = True
     """Shift and scale advantages to mean 0 and deviation 1 in each minibatch."""
-    max_policy_lag: int = 8
-    """Rows chosen by weights older than this many versions are not trained on."""
+    max_policy_lag: int = UNSET
+    """Rows chosen by weights older than this many versions are not trained on; default: the
+    versions of 8 batches."""
+    publish: Literal["batch", "step"] = "batch"
+    """When the learner publishes weights: after each batch, or after each optimiser step."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +148,8 @@ class ComputeOptions:
     device: str = "cpu"
     """Where the networks run: cpu, cuda or cuda:N."""
     dtype: Literal["f32", "bf16"] = UNSET
-    """Compute format of the encoder; default bf16 for images where the processor has bf16
-    instructions."""
+    """Compute format of the encoder; default f32, and bf16 for images in async where the processor
+    has bf16 instructions."""
 
 
 @dataclass(frozen=True)
@@ -179,29 +196,45 @@ def load_preset(name: str) -> dict[str, Any]:
     return {option: value for table in tables.values() for option, value in table.items()}
 
 
-def save_interval(text: str) -> tuple[float, Literal["s", "u"]]:
-    """Parse ``300s`` or ``100u`` into seconds (at least 1) or whole updates (at least 1), and the
-    unit."""
-    unit = text[-1:]
+class Interval(NamedTuple):
+    """Time between two events of one kind."""
+
+    number: float
+    unit: Literal["s", "u"]
+    """Seconds or updates of the learner."""
+
+
+def save_interval(text: str) -> Interval:
+    """Parse ``save_every``: ``300s`` (at least 1) or ``100u``; ConfigError names the flag."""
+    return _interval("save_every", text, least=1)
+
+
+def log_interval(value: float | str) -> Interval:
+    """Parse ``log_every``: ``5``, ``5s`` (at least 0.1) or ``10u``; ConfigError names the flag."""
+    return _interval("log_every", value if isinstance(value, str) else f"{value}s", least=0.1)
+
+
+def _interval(name: str, text: str, least: float) -> Interval:
+    unit: Literal["s", "u"] = "u" if text.endswith("u") else "s"
     try:
-        number = float(text[:-1])
+        number = float(text.removesuffix(unit))
     except ValueError:
         number = math.nan
-    whole_enough = unit == "s" or number.is_integer()
-    if unit not in ("s", "u") or not 1 <= number < math.inf or not whole_enough:
+    fits = number.is_integer() and number >= 1 if unit == "u" else least <= number < math.inf
+    # A bare number could be meant as updates.
+    if not fits or (name == "save_every" and not text.endswith(unit)):
         raise ConfigError(
-            f"--save-every is {text!r}; it must be a number of seconds, at least 1 (300s), or a "
-            "whole number of updates, at least 1 (100u)."
+            f"{flag_of(name)} is {text!r}; it must be a number of seconds, at least {least:g} "
+            "(300s), or a whole number of updates, at least 1 (100u)."
         )
-    return number, "s" if unit == "s" else "u"
+    return Interval(number, unit)
 
 
 # (option, lower bound, whether the bound itself is allowed, upper bound)
 _RANGES: list[tuple[str, float, bool, float]] = [
     ("total_steps", 1, True, 10**15),
     ("seed", 0, True, INT32_MAX),
-    ("log_every", 0.1, True, 86_400),
-    ("workers", 1, True, 4096),
+    ("workers", 0, True, 4096),
     ("groups_per_worker", 1, True, 64),
     ("envs_per_worker", 1, True, 2**20),
     ("rollout_length", 1, True, 4096),
@@ -211,6 +244,7 @@ _RANGES: list[tuple[str, float, bool, float]] = [
     ("minibatches", 1, True, 2**16),
     ("epochs", 1, True, 1000),
     ("learning_rate", 0, True, 10),
+    ("target_kl", 0, False, 1e3),
     ("adam_eps", 0, False, 1),
     ("max_grad_norm", 0, False, 1e9),
     ("gamma", 0, True, 1),
@@ -231,6 +265,11 @@ def check(config: TrainConfig) -> TrainConfig:
     a contradiction: all that can be refused without knowing the environment's spaces.
     """
     config = as_declared(config)
+    if config.env is None:
+        raise ConfigError(
+            "--env is not given; name an environment, such as --env atari:Pong (with --resume, "
+            "the --run-dir of a run that has one)."
+        )
     for name, low, inclusive, high in _RANGES:
         value = getattr(config, name)
         if value is None or value == "auto":
@@ -256,13 +295,38 @@ def check(config: TrainConfig) -> TrainConfig:
         raise ConfigError(
             f"--hidden is {config.hidden}; it must name one or more positive layer sizes."
         )
+    model_builder(config.model)
     if not re.fullmatch(r"cpu|cuda(:\d+)?", config.device):
         raise ConfigError(f"--device is {config.device!r}; it must be cpu, cuda or cuda:N.")
     if config.preset is not None:
         load_preset(config.preset)
     save_interval(config.save_every)
+    if config.log_every is not None:
+        log_interval(config.log_every)
+    _check_mode(config)
     _check_sizes(config)
     return config
+
+
+def _check_mode(config: TrainConfig) -> None:
+    """Refuse what `sync` cannot keep its promise with."""
+    if config.workers == 0 and config.mode == "async":
+        raise ConfigError(
+            "--workers 0 runs everything in one process, so --mode cannot be async; leave one of "
+            "the two out."
+        )
+    if not is_sync(config):
+        return
+    if config.log_every is not None and log_interval(config.log_every).unit == "s":
+        raise ConfigError(
+            f"--log-every is {config.log_every} in sync mode, where records are written every "
+            "fixed number of updates, so that equal seeds write equal ones; give updates (10u)."
+        )
+
+
+def is_sync(config: TrainConfig) -> bool:
+    """Whether the run collects, then learns; known before the configuration is resolved."""
+    return config.mode == "sync" or config.workers == 0
 
 
 def _check_sizes(config: TrainConfig) -> None:
@@ -282,6 +346,13 @@ def _check_sizes(config: TrainConfig) -> None:
         raise ConfigError(
             f"--batch-size {batch_size} is not a multiple of {length * envs_per_group}, the steps "
             f"of one slot (--rollout-length {length} x {envs_per_group} environments per group)."
+        )
+    every_env = max(1, config.workers) * config.envs_per_worker if config.workers != "auto" else 0
+    if is_sync(config) and every_env and batch_size != every_env * length:
+        raise ConfigError(
+            f"--batch-size is {batch_size}, but in sync mode a batch is one rollout of every "
+            f"environment: {every_env} x --rollout-length {length} = {every_env * length}; leave "
+            "it out."
         )
     columns = batch_size // length
     if config.minibatches is not None and columns % config.minibatches:
@@ -308,18 +379,18 @@ def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> T
     values = {
         name: value for name, value in load_preset(preset).items() if getattr(config, name) is None
     }
+    sync = is_sync(config)
     values["preset"] = preset
-    workers = cores if config.workers == "auto" else config.workers
-    groups = config.groups_per_worker
-    values["workers"] = workers
-    if config.envs_per_worker is None:
-        values["envs_per_worker"] = groups * math.ceil(DEFAULT_NUM_ENVS / (workers * groups))
+    values["mode"] = "sync" if sync else "async"
+    if config.log_every is None:
+        values["log_every"] = "10u" if sync else "5s"
+    values |= _spread(config, sync, cores)
     if config.dtype is None:
-        use_bf16 = image and (bf16_cpu or config.device != "cpu")
+        use_bf16 = image and (bf16_cpu or config.device != "cpu") and not sync
         values["dtype"] = "bf16" if use_bf16 else "f32"
     resolved = dataclasses.replace(config, **values)
     if config.batch_size is None:
-        every_env = workers * resolved.envs_per_worker
+        every_env = max(1, int(resolved.workers)) * resolved.envs_per_worker
         resolved = dataclasses.replace(resolved, batch_size=every_env * resolved.rollout_length)
     _check_sizes(dataclasses.replace(resolved, minibatches=config.minibatches))
     if config.minibatches is None:
@@ -330,4 +401,33 @@ def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> T
         resolved = dataclasses.replace(
             resolved, minibatches=max(n for n in cuts if columns % n == 0)
         )
+    if config.max_policy_lag is None:
+        resolved = dataclasses.replace(resolved, max_policy_lag=8 * versions_per_batch(resolved))
     return resolved
+
+
+def _spread(config: TrainConfig, sync: bool, cores: int) -> dict[str, int]:
+    """Decide `workers` and `envs_per_worker` where the user has not."""
+    groups, envs = config.groups_per_worker, config.envs_per_worker
+    workers = cores if config.workers == "auto" else config.workers
+    if envs is not None:
+        return {"workers": workers}
+    if not sync:
+        share = math.ceil(DEFAULT_NUM_ENVS / (workers * groups))
+        return {"workers": workers, "envs_per_worker": groups * share}
+    # In sync the number of environments must not depend on the machine.
+    if config.workers == "auto":
+        fitting = [n for n in range(1, cores + 1) if DEFAULT_NUM_ENVS % (n * groups) == 0]
+        workers = max(fitting, default=1)
+    if DEFAULT_NUM_ENVS % (max(1, workers) * groups):
+        raise ConfigError(
+            f"--workers {workers} x --groups-per-worker {groups} do not divide the "
+            f"{DEFAULT_NUM_ENVS} environments that sync mode takes by default; name "
+            "--envs-per-worker."
+        )
+    return {"workers": workers, "envs_per_worker": DEFAULT_NUM_ENVS // max(1, workers)}
+
+
+def versions_per_batch(config: TrainConfig) -> int:
+    """Versions of the weights that a batch makes."""
+    return config.minibatches * config.epochs if config.publish == "step" else 1

@@ -60,36 +60,15 @@ def load_policy(run: Path | str) -> tuple[ActingPolicy, EnvSpec, TrainConfig, Pa
     if not (run / "config.toml").is_file():
         raise ConfigError(f"{run} is not a run's folder: it has no config.toml.")
     config = load_config(run / "config.toml")
-    paths = checkpoint.find_checkpoints(run)
-    if not paths:
-        raise ConfigError(f"{run} has no checkpoint yet.")
     spec = describe(config.env, config.section(EnvOptions))
     # One process on the CPU, wherever the run was trained.
     policy = ActingPolicy(spec, dataclasses.replace(config, device="cpu"))
-    path, steps = _load_newest(policy, paths, config.env)
-    return policy, spec, config, path, steps
-
-
-def _load_newest(policy: ActingPolicy, paths: list[Path], env_id: str) -> tuple[Path, int]:
-    """Load the last of `paths` that can be loaded into `policy`; return it and its step count."""
-    failures: list[str] = []
-    for path in reversed(paths):
-        try:
-            state = checkpoint.load(path)
-            steps = int(state["steps"])
-            policy.load_state_dict(state["model"])
-        except ValueError as error:
-            failures.append(str(error))
-        except KeyError as error:
-            failures.append(f"{path} has no {error}.")
-        except (TypeError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
-            failures.append(f"{path} does not fit the network of {env_id}: {reason}.")
-        else:
-            for failure in failures:
-                print(f"{failure} {path} is used instead.", file=sys.stderr)
-            return path, steps
-    raise ConfigError(f"{failures[0]} There is no older checkpoint that can be read.")
+    loaded = checkpoint.load_newest(
+        run, config.env, lambda state: policy.load_state_dict(state["model"])
+    )
+    for warning in loaded.warnings:
+        print(warning, file=sys.stderr)
+    return policy, spec, config, loaded.path, int(loaded.state["steps"])
 
 
 def evaluate(

@@ -15,6 +15,7 @@ from fastrl.config import (
     check,
     field_names,
     load_preset,
+    log_interval,
     preset_names,
     resolve,
     save_interval,
@@ -49,7 +50,9 @@ def test_the_preset_follows_the_kind_of_observation(kind, preset, dtype):
     assert (config.preset, config.dtype, config.workers) == (preset, dtype, 4)
     assert config.envs_per_worker == 32, "128 environments over 4 workers"
     unset = [name for name in field_names() if getattr(config, name) is None]
-    assert set(unset) == {"stop_at_return", "run_dir", "max_episode_steps", "separate_critic"}
+    assert set(unset) == {
+        "stop_at_return", "run_dir", "init_from", "max_episode_steps", "separate_critic"
+    }  # fmt: skip
 
 
 def test_no_bf16_without_the_instructions():
@@ -91,7 +94,7 @@ def test_a_batch_is_one_slot_of_every_group_and_is_cut_into_whole_columns():
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        ({"workers": 0}, "--workers is 0; it must be at least 1"),
+        ({"workers": -1}, "--workers is -1; it must be at least 0"),
         ({"workers": True}, "--workers is True; it must be a whole number or 'auto'"),
         ({"total_steps": 0}, "--total-steps is 0"),
         ({"learning_rate": -1.0}, "--learning-rate is -1.0"),
@@ -132,12 +135,12 @@ def test_wrong_values_are_refused_by_name(options, sentence):
     "options, sentence",
     [
         ({"env": 3}, "--env is 3; it must be a string."),
-        ({"env": None}, "--env is None; it must be a string."),
+        ({"env": None}, "--env is not given; name an environment, such as --env atari:Pong"),
         ({"epochs": 1.5}, "--epochs is 1.5; it must be a whole number."),
         ({"epochs": "4"}, "--epochs is '4'; it must be a whole number."),
         ({"epochs": False}, "--epochs is False; it must be a whole number."),
         ({"rollout_length": 32.0}, "--rollout-length is 32.0; it must be a whole number."),
-        ({"max_policy_lag": None}, "--max-policy-lag is None; it must be a whole number."),
+        ({"gamma": None}, "--gamma is None; it must be a number."),
         ({"gamma": "auto"}, "--gamma is 'auto'; it must be a number."),
         ({"gamma": True}, "--gamma is True; it must be a number."),
         ({"learning_rate": np.zeros(1)}, "--learning-rate is array([0.]); it must be a number."),
@@ -211,3 +214,56 @@ def test_sizes_that_are_all_given_are_refused_before_the_spaces_are_known(option
 )
 def test_save_intervals(text, expected):
     assert save_interval(text) == expected
+
+
+@pytest.mark.parametrize(
+    "value, expected",
+    [
+        (5, (5.0, "s")),
+        (0.1, (0.1, "s")),
+        ("5", (5.0, "s")),
+        ("0.5s", (0.5, "s")),
+        ("10u", (10, "u")),
+    ],
+)
+def test_log_intervals(value, expected):
+    assert log_interval(value) == expected
+
+
+@pytest.mark.parametrize("value", [0, 0.01, "0.5u", "0u", "-1s", "nan", "soon", "", "5m"])
+def test_other_log_intervals_are_refused(value):
+    assert "it must be a number of seconds, at least 0.1" in refusal(log_every=value)
+
+
+@pytest.mark.parametrize("options", [{"mode": "sync"}, {"workers": 0}])
+def test_in_sync_the_number_of_environments_does_not_depend_on_the_machine(options):
+    for cores in (1, 2, 3, 5, 96):
+        config = TrainConfig(env="x:y", seed=1, **options)
+        config = resolve(config, spec("image"), cores=cores, bf16_cpu=True)
+        assert max(1, config.workers) * config.envs_per_worker == 128
+        assert (config.mode, config.dtype, config.log_every) == ("sync", "f32", "10u")
+        assert config.workers <= cores
+    with pytest.raises(ConfigError, match="--workers 3 x --groups-per-worker 2 do not divide"):
+        config = TrainConfig(env="x:y", seed=1, mode="sync", workers=3)
+        resolve(config, spec("vector"), cores=4, bf16_cpu=True)
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"workers": 0, "mode": "async"}, "--workers 0 runs everything in one process, so --mode"),
+        ({"mode": "sync", "log_every": 5.0}, "--log-every is 5.0 in sync mode"),
+        ({"workers": 0, "log_every": "5s"}, "--log-every is 5s in sync mode"),
+        ({"mode": "sync", "workers": 2, "envs_per_worker": 6, "rollout_length": 8,
+          "batch_size": 48}, "--batch-size is 48, but in sync mode a batch is one rollout"),
+    ],
+)  # fmt: skip
+def test_what_sync_cannot_keep_its_promise_with_is_refused(options, sentence):
+    assert sentence in refusal(**options)
+
+
+def test_the_lag_that_is_trained_on_is_counted_in_batches():
+    sizes = {"workers": 2, "envs_per_worker": 6, "rollout_length": 8, "minibatches": 3, "epochs": 5}
+    for publish, lag in (("batch", 8), ("step", 8 * 15)):
+        config = TrainConfig(env="x:y", seed=1, publish=publish, **sizes)
+        assert resolve(config, spec("vector"), cores=2, bf16_cpu=False).max_policy_lag == lag

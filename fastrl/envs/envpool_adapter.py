@@ -22,18 +22,24 @@ Facts about envpool that this file rests on; `tests/envs` proves them against th
 from __future__ import annotations
 
 import functools
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from fastrl.envs.options import EnvOptions, check_options
+from fastrl.envs.quiet import quiet_gymnasium
 from fastrl.envs.seeding import env_seed
-from fastrl.envs.spec import EnvSpec, action_spec, channels_last, map_action, observation_spec
-from fastrl.envs.stagger import play_stagger
+from fastrl.envs.spec import (
+    EnvSpec,
+    action_spec,
+    channels_last,
+    check_actions,
+    map_action,
+    observation_spec,
+)
+from fastrl.envs.stagger import check_stagger, play_stagger
 from fastrl.envs.vector_env import StepOut
 from fastrl.errors import ConfigError, UnsupportedEnvironment
 
@@ -102,7 +108,7 @@ def make(
     """Construct one group; see `fastrl.envs.registry.make`."""
     task = _understand(env_id, options)
     seeds = [env_seed(seed, first_env_index + i) for i in range(num_envs)]
-    with _quiet_gymnasium():
+    with quiet_gymnasium():
         pool = _import_envpool(env_id).make_gymnasium(
             task.task, num_envs=num_envs, num_threads=1, env_seed=seeds, **task.keywords
         )
@@ -144,11 +150,7 @@ class EnvpoolEnv:
         self._lives = None if batch.lives is None else batch.lives.copy()
         if stagger_steps is None:
             return np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=np.int64)
-        if rngs is None or not len(rngs) == len(stagger_steps) == self.num_envs:
-            raise ValueError(
-                f"reset got {len(stagger_steps)} stagger_steps and {len(rngs or ())} rngs, but "
-                f"{self.num_envs} environments need a number and a generator each."
-            )
+        rngs = check_stagger(stagger_steps, rngs, self.num_envs)
 
         def step_some(
             stored: np.ndarray, ids: np.ndarray
@@ -167,11 +169,8 @@ class EnvpoolEnv:
     def step(self, action: Mapping[str, np.ndarray], out: StepOut) -> None:
         """See `VectorEnv.step`."""
         stored = action["action"]
-        if stored.shape != self._action_shape:  # envpool would read past the end of the array
-            raise ValueError(
-                f"The actions have shape {stored.shape}, but {self.num_envs} environments of "
-                f"{self.spec.env_id} take {self._action_shape}."
-            )
+        # envpool would read past the end of the array.
+        check_actions(self.spec, stored, self._action_shape)
         batch = self._running().step(map_action(stored, self._action), self._everyone)
         self._write(out.obs["obs"], batch.obs)
         out.reward[...] = batch.reward
@@ -287,7 +286,7 @@ class PublicExchange:
     def __init__(self, pool: Any) -> None:
         """Keep the pool, and let it build and keep its spaces here, where gymnasium is muted."""
         self._pool = pool
-        with _quiet_gymnasium():
+        with quiet_gymnasium():
             _ = pool.observation_space
 
     def reset(self, ids: np.ndarray) -> _Batch:
@@ -349,7 +348,7 @@ def _understand(env_id: str, options: EnvOptions) -> _Task:
             f"{env_id} cannot be used: it has {config.max_num_players} players, and this version "
             "takes one agent; choose another environment."
         )
-    with _quiet_gymnasium():
+    with quiet_gymnasium():
         obs_space, action_space = native.observation_space, native.action_space
     observation = observation_spec(env_id, obs_space)
     env_dtype = list(native.action_array_spec.values())[-1].dtype
@@ -376,11 +375,3 @@ def _import_envpool(wanted: str) -> ModuleType:
             "install it with `pip install envpool`."
         ) from error
     return envpool
-
-
-@contextmanager
-def _quiet_gymnasium() -> Iterator[None]:
-    """Keep gymnasium's remarks on the precision of Box bounds from the user's terminal."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"gymnasium\..*")
-        yield

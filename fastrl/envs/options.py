@@ -35,6 +35,10 @@ class EnvOptions:
     """Atari: number of last observations that make one, oldest first."""
     full_action_space: bool = False
     """Atari: all 18 actions rather than those that the game reacts to."""
+    vector_entry_point: bool = False
+    """gym: step a whole group through the environment's own vector entry point. It has one
+    generator for all, so how environments are spread over groups changes their episodes, and it
+    plays no --stagger."""
 
 
 def evaluation_options(env_id: str, options: EnvOptions) -> EnvOptions:

@@ -1,7 +1,8 @@
 """From an id to an environment: `family:name`, one adapter per family.
 
-A new family is one line in `_FAMILIES` and one module with the functions of `Adapter`; a test
-or a user's factory is a `FunctionEnvs` given to `register_family`.
+A new family is one line in `_FAMILIES` and one module with the functions of `Adapter`. An
+environment of the user's own is a factory given to `register_env`; a family of one's own, for
+tests, is a `FunctionEnvs` given to `register_family`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Protocol, cast
 
 from fastrl.envs.options import EnvOptions
 from fastrl.envs.spec import EnvSpec
+from fastrl.envs.user_env import EnvFactory, register_env, registered_envs
 from fastrl.envs.vector_env import VectorEnv
 from fastrl.errors import ConfigError
 
@@ -23,7 +25,10 @@ class Adapter(Protocol):
     """What a family provides; a module with these functions is one."""
 
     def names(self, family: str) -> list[str] | None:
-        """All names of the family, without its prefix; None if they cannot be listed."""
+        """All names of the family, without its prefix; None if they cannot be listed.
+
+        Those of the form `module:name` need not be among them.
+        """
         ...
 
     def describe(self, env_id: str, options: EnvOptions) -> EnvSpec:
@@ -53,9 +58,13 @@ class FunctionEnvs:
 _FAMILIES: dict[str, str | Adapter] = {
     "atari": "fastrl.envs.envpool_adapter",
     "envpool": "fastrl.envs.envpool_adapter",
+    "gym": "fastrl.envs.gymnasium_adapter",
+    "py": "fastrl.envs.user_env",
 }
 _registered: dict[str, Adapter] = {}
-_RESERVED = ("ale", "gym", "py")
+_RESERVED = ("ale",)
+# Families with names of the form `module:name`; the adapter imports the module and looks.
+_WITH_MODULES = ("gym", "py")
 
 
 def register_family(prefix: str, adapter: Adapter) -> None:
@@ -75,6 +84,27 @@ def register_family(prefix: str, adapter: Adapter) -> None:
 def registered_families() -> dict[str, Adapter]:
     """What `register_family` was given in this process, for handing it on to others."""
     return dict(_registered)
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What was registered in one process; it travels to another by cloudpickle."""
+
+    families: dict[str, Adapter]
+    envs: dict[str, EnvFactory]
+
+
+def registered() -> Registered:
+    """What `register_family` and `register_env` were given in this process."""
+    return Registered(registered_families(), registered_envs())
+
+
+def register_all(other: Registered) -> None:
+    """Register here what was registered in another process."""
+    for prefix, adapter in other.families.items():
+        register_family(prefix, adapter)
+    for name, factory in other.envs.items():
+        register_env(name, factory)
 
 
 def describe(env_id: str, options: EnvOptions) -> EnvSpec:
@@ -129,9 +159,12 @@ def _adapter(env_id: str) -> Adapter:
         )
     adapter = _load(family)
     known = adapter.names(family)
-    if known is not None and name not in known:
-        raise ConfigError(f"There is no environment {env_id!r}{_suggest(name, family)}")
-    return adapter
+    if known is None or name in known or (family in _WITH_MODULES and ":" in name):
+        return adapter
+    if family == "py":
+        raise ConfigError(_unregistered(env_id, name, known))
+    hint = " (An id that importing a module registers is gym:module:ID.)" if family == "gym" else ""
+    raise ConfigError(f"There is no environment {env_id!r}{_suggest(name, family)}{hint}")
 
 
 def _load(family: str) -> Adapter:
@@ -140,7 +173,18 @@ def _load(family: str) -> Adapter:
 
 
 def _families() -> str:
-    return " and ".join(f"{family}:" for family in _FAMILIES)
+    *most, last = (f"{family}:" for family in _FAMILIES)
+    return f"{', '.join(most)} and {last}"
+
+
+def _unregistered(env_id: str, name: str, known: list[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=3) or known[:3]
+    return (
+        f"There is no environment {env_id!r}: here register_env was given "
+        f"{' and '.join(nearest) or 'nothing'}. A name given to register_env is known to the "
+        "script or notebook that calls it; py:module:function, a function in a file of the current "
+        "folder, works everywhere."
+    )
 
 
 def _suggest(name: str, family: str = "") -> str:
@@ -149,21 +193,26 @@ def _suggest(name: str, family: str = "") -> str:
     A name that differs in case, in its version or in the spelling of another library alone
     (`PongNoFrameskip-v4`, `ALE/Pong-v5`) comes before one that only looks alike.
     """
-    exact: list[str] = []
+    same: list[str] = []
+    spelled: list[str] = []
     alike: dict[str, str] = {}
     for prefix in sorted(_FAMILIES, key=lambda prefix: prefix != family):
         for known in sorted(_load(prefix).names(prefix) or (), reverse=True):
             full = f"{prefix}:{known}"
             if known.lower() == name.lower():
-                exact.insert(0, full)
+                same.append(full)
             elif _bare(known) == _bare(name):
-                exact.append(full)
+                spelled.append(full)
             alike.setdefault(known.lower(), full)
+    exact = same + spelled
     if not exact:
         close = difflib.get_close_matches(name.lower(), alike, n=3, cutoff=0.6)
         exact = [alike[match] for match in close]
     if not exact:
-        return "; try one like atari:Pong, or envpool: and an id of envpool.list_all_envs()."
+        return (
+            "; try one like atari:Pong or gym:CartPole-v1, or envpool: and an id of "
+            "envpool.list_all_envs()."
+        )
     return f", did you mean {' or '.join(exact[:3])}?"
 
 

@@ -29,7 +29,21 @@ def env_seed(seed: int, env_index: int) -> int:
     return start * pow(_ROOT, env_index, _PRIME) % _PRIME
 
 
-def env_rng(seed: int, env_index: int, generation: int = 0) -> np.random.Generator:
+def env_rng(seed: int, env_index: int) -> np.random.Generator:
     """Generator of what the engine itself draws for one environment: the length of its stagger and
-    the actions in it; `generation` counts the processes that the environment has had."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(env_index, generation)))
+    the actions in it."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(env_index,)))
+
+
+def part_seed(seed: int, first_row: int, generation: int) -> int:
+    """Seed of a part of a run, in [0, 2**31): the run's own for its first part.
+
+    Args:
+        seed: of the run, >= 0.
+        first_row: rows that each environment had played before this part; 0 unless resumed.
+        generation: processes that the environments have had before in this part.
+    """
+    if first_row == generation == 0:
+        return seed
+    sequence = np.random.SeedSequence(seed, spawn_key=(first_row, generation))
+    return int(sequence.generate_state(1)[0]) % 2**31

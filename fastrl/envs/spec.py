@@ -96,6 +96,19 @@ def map_action(stored: np.ndarray, spec: ActionSpec) -> np.ndarray:
     return np.clip(mapped, low, high, out=mapped)
 
 
+def check_actions(spec: EnvSpec, stored: np.ndarray, expected: tuple[int, ...]) -> None:
+    """Refuse actions for a group that are not of the shape `expected`, `(E, *shape)`.
+
+    Raises:
+        ValueError: naming both shapes.
+    """
+    if stored.shape != expected:
+        raise ValueError(
+            f"The actions have shape {stored.shape}, but {expected[0]} environments of "
+            f"{spec.env_id} take {expected}."
+        )
+
+
 @lru_cache(maxsize=64)
 def _bounds(spec: ActionSpec) -> tuple[np.ndarray, np.ndarray]:
     """`spec.low` and `spec.high` as arrays `[n]` of the environment's type."""
@@ -120,6 +133,23 @@ def sample_actions(spec: ActionSpec, count: int, rng: np.random.Generator) -> np
     uniform = np.where(bounded, low, 0.0) * (1 - fraction) + np.where(bounded, high, 0.0) * fraction
     normal = rng.standard_normal((count, *spec.shape))
     return np.where(bounded, uniform, normal).astype(spec.dtype)
+
+
+def spaces_spec(
+    env_id: str, observation_space: Any, action_space: Any, reward_threshold: float | None
+) -> EnvSpec:
+    """Describe an environment that acts once per step, by its gymnasium spaces.
+
+    Raises:
+        UnsupportedEnvironment: the engine cannot use them.
+    """
+    return EnvSpec(
+        env_id=env_id,
+        observation={"obs": observation_spec(env_id, observation_space)},
+        action={"action": action_spec(env_id, action_space)},
+        frame_skip=1,
+        reward_threshold=None if reward_threshold is None else float(reward_threshold),
+    )
 
 
 def observation_spec(env_id: str, space: Any) -> ObservationSpec:

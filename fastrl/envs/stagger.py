@@ -14,6 +14,22 @@ from fastrl.envs.spec import ActionSpec, sample_actions
 StepSome = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
+def check_stagger(
+    stagger_steps: np.ndarray, rngs: Sequence[np.random.Generator] | None, num_envs: int
+) -> Sequence[np.random.Generator]:
+    """Return `rngs` if every environment has a number of steps and a generator.
+
+    Raises:
+        ValueError: there are more or fewer, or no generators.
+    """
+    if rngs is None or not len(rngs) == len(stagger_steps) == num_envs:
+        raise ValueError(
+            f"reset got {len(stagger_steps)} stagger_steps and {len(rngs or ())} rngs, but "
+            f"{num_envs} environments need a number and a generator each."
+        )
+    return rngs
+
+
 def play_stagger(
     step_some: StepSome,
     action: ActionSpec,

@@ -16,8 +16,9 @@ store."""
 
 SAMPLED_MASK = (1 << ROW_SHIFT) - 1
 
-EPISODE_DTYPE = np.dtype([("env", "<i4"), ("length", "<i4"), ("return", "<f8")])
-"""One finished episode: run-wide environment index, steps, raw return."""
+EPISODE_DTYPE = np.dtype([("env", "<i4"), ("length", "<i4"), ("return", "<f8"), ("row", "<i8")])
+"""One finished episode: run-wide environment index, steps, raw return, and the number of the row
+that it ended in, counted from the beginning of this process's run."""
 
 
 class Control(IntEnum):
@@ -28,6 +29,7 @@ class Control(IntEnum):
     TRAINED = 2  # learner: rows kept
     MASKED = 3  # learner: rows too old
     DROPPED = 4  # learner: rows of slots that a dead worker left unfinished
+    JUDGED = 5  # main: updates whose returns it has compared with the goal
 
 
 class Clock(IntEnum):

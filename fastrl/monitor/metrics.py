@@ -30,16 +30,26 @@ class EpisodeLog:
         self._rings = [ByteRing(region) for region in regions]
         self._seen = np.zeros(num_envs, np.bool_)
         self._recent: deque[float] = deque(maxlen=RECENT_EPISODES)
+        self._arrived = np.empty(0, EPISODE_DTYPE)
         self._fresh: list[np.ndarray] = []
 
-    def drain(self) -> None:
-        """Take in what the workers have reported since the last call."""
-        for ring in self._rings:
-            for record in ring.pop_all():
-                episodes = np.frombuffer(record, EPISODE_DTYPE)
-                self._fresh.append(episodes)
-                self._seen[episodes["env"]] = True
-                self._recent.extend(episodes["return"].tolist())
+    def drain(self, before_row: int | None = None) -> None:
+        """Take in what the workers have reported since the last call.
+
+        With ``before_row`` only episodes that ended in an earlier row; the others wait. Those taken
+        are in the order of (row, environment), whatever order they came in.
+        """
+        reports = [report for ring in self._rings for report in ring.pop_all()]
+        records = [np.frombuffer(report, EPISODE_DTYPE) for report in reports]
+        arrived = np.concatenate([self._arrived, *records]) if records else self._arrived
+        now = np.ones(len(arrived), bool) if before_row is None else arrived["row"] < before_row
+        self._arrived, episodes = arrived[~now], arrived[now]
+        if not len(episodes):
+            return
+        episodes = episodes[np.lexsort((episodes["env"], episodes["row"]))]
+        self._fresh.append(episodes)
+        self._seen[episodes["env"]] = True
+        self._recent.extend(episodes["return"].tolist())
 
     @property
     def lost(self) -> int:
@@ -135,12 +145,13 @@ class RateMeter:
         self._last = now
         elapsed = float(now["time"][0] - last["time"][0])
         rate = float((now["sampled"] - last["sampled"]).sum()) / (elapsed * 1e-9)
+        metrics = {"charts/SPS": rate, "charts/FPS": rate * self._frame_skip}
+        if not now["learner"][Clock.STARTED]:
+            return metrics  # one process that does everything in turn: nobody waits for anybody
         rollout = (now["rollout"] - last["rollout"]).mean(axis=0) / elapsed
         inference = now["inference"] - last["inference"]
         learner = now["learner"] - last["learner"]
-        metrics = {
-            "charts/SPS": rate,
-            "charts/FPS": rate * self._frame_skip,
+        metrics |= {
             "wait/rollout_action": _share(rollout[Clock.WAIT]),
             "wait/rollout_slot": _share(rollout[Clock.WAIT_SLOT]),
             "wait/inference": _share(inference[Clock.WAIT] / elapsed),

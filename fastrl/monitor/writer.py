@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -56,6 +56,19 @@ class MetricWriter:
             value=[Summary.Value(tag=name, simple_value=v) for name, v in finite.items()]
         )
         self._events.append(_framed(Event(wall_time=time.time(), step=steps, summary=summary)))
+
+    def resume(self, steps: int, seconds: float) -> None:
+        """Say that the run goes on from a checkpoint taken after so many steps.
+
+        What was recorded after it is undone; TensorBoard then hides it.
+        """
+        record = {"steps": steps, "seconds": round(seconds, 3), "resumed": True}
+        self._lines.append(json.dumps(record).encode() + b"\n")
+        session = SessionLog(status=SessionLog.START)
+        # TensorBoard drops what has this step or a later one.
+        self._events.append(
+            _framed(Event(wall_time=time.time(), step=steps + 1, session_log=session))
+        )
 
     def close(self) -> None:
         """Close both files; a second call does nothing."""

@@ -16,6 +16,15 @@ import torch
 from fastrl.workers.shared import Shared
 
 
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> torch.Tensor:
+    """Uninitialised CPU tensor of a numpy dtype, in memory that torch aligns.
+
+    numpy's lies differently from run to run, and a kernel that sums in vector registers may then
+    sum in another order: equal seeds would not give equal bits.
+    """
+    return torch.from_numpy(np.empty(0, dtype)).new_empty(shape)
+
+
 @dataclass(frozen=True)
 class Batch:
     """Small arrays of a batch, `[T, B]` unless said otherwise, on the CPU; `kept` is what is
@@ -53,7 +62,7 @@ class BatchReader:
         # Integers are converted by the encoder, so one buffer serves every chunk. A float32 chunk
         # is what autograd keeps for the backward pass: it must be an array of its own.
         self._chunk = {
-            key: np.empty((chunk_rows, *flat.shape[1:]), flat.dtype)
+            key: aligned_empty((chunk_rows, *flat.shape[1:]), flat.dtype)
             for key, flat in self._obs_rows.items()
             if flat.dtype != np.float32
         }
@@ -106,8 +115,8 @@ class BatchReader:
             if key in self._chunk:
                 chunk = self._chunk[key][: len(rows)]
             else:
-                chunk = np.empty((len(rows), *flat.shape[1:]), flat.dtype)
+                chunk = aligned_empty((len(rows), *flat.shape[1:]), flat.dtype)
             # mode="raise" would gather into a buffer first, to leave `out` alone on an error.
-            np.take(flat, rows, axis=0, out=chunk, mode="clip")
-            obs[key] = torch.from_numpy(chunk)
+            np.take(flat, rows, axis=0, out=chunk.numpy(), mode="clip")
+            obs[key] = chunk
         return obs

@@ -136,8 +136,9 @@ class Crew:
                 member.messages.append((kind, value))
 
     def wait_for_events(self, wake: int, timeout: float) -> None:
-        """Sleep until a process ends, `wake` becomes readable, or `timeout` seconds have passed."""
-        descriptors = [member.pidfd for member in self.members]
+        """Sleep until a process ends, reports come, `wake` becomes readable, or `timeout` seconds
+        have passed."""
+        descriptors = [self.reports.arrival, *(member.pidfd for member in self.members)]
         if self._forkserver_fd is not None:
             descriptors.append(self._forkserver_fd)
         _poll([*descriptors, wake], timeout)
@@ -168,6 +169,7 @@ class Crew:
         if self._forkserver_fd is not None:
             os.close(self._forkserver_fd)
             self._forkserver_fd = None
+        self.reports.close()
         self.arena.close()
 
     def kill(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import time
 
 import numpy as np
@@ -17,13 +18,18 @@ import torch
 
 from fastrl.models.acting import ActingPolicy
 from fastrl.models.noise import uniform
+from fastrl.models.registry import register_models
 from fastrl.monitor.accounts import ROW_SHIFT, Clock
 from fastrl.shm import Weights
+from fastrl.workers.batch import aligned_empty
 from fastrl.workers.plan import Plan
 from fastrl.workers.process import Lines
 from fastrl.workers.shared import GENERATION_SHIFT, GROUP_MASK, Shared
 
 AUTO_WAIT_SECONDS = 0.010
+
+SYNC_WAIT_SECONDS = 0.050
+"""Between two looks at who is still to come: a group that fills its slot does not say so here."""
 
 
 class Inference:
@@ -40,8 +46,7 @@ class Inference:
         self._T, self._K = plan.rollout_length, plan.slots_per_group
         E = plan.envs_per_group
         self._env_index = np.arange(plan.num_envs, dtype=np.int64).reshape(-1, E)
-        # How often each environment was acted for; with its index and the seed it keys the noise.
-        self._acted = np.zeros((plan.num_groups, E), np.int64)
+        self._first_row = plan.start.rows
         self._progress = np.zeros(plan.num_groups, np.int64)
         self._filled = np.zeros(plan.num_groups, np.int64)
         slots = plan.num_slots
@@ -50,7 +55,7 @@ class Inference:
             for key, obs in shared.obs.items()
         }
         self._obs_batch = {
-            key: np.empty((plan.num_groups, *rows.shape[1:]), rows.dtype)
+            key: aligned_empty((plan.num_groups, *rows.shape[1:]), rows.dtype)
             for key, rows in self._obs_rows.items()
         }
         self._action_rows = {
@@ -80,12 +85,15 @@ class Inference:
         for key, rows in self._obs_rows.items():
             batch = self._obs_batch[key][:count]
             # mode="raise" would gather into a buffer first, to leave `out` alone on an error.
-            np.take(rows, slot * (self._T + 1) + row, axis=0, out=batch, mode="clip")
-            obs[key] = torch.from_numpy(batch.reshape(-1, *batch.shape[2:]))
-        env_index, acted = self._env_index[groups].ravel(), self._acted[groups].ravel()
-        self._acted[groups] += 1
+            at = slot * (self._T + 1) + row
+            np.take(rows, at, axis=0, out=batch.numpy(), mode="clip")
+            obs[key] = batch.flatten(0, 1)
+        # Keyed by the environment and the number of its row. Where a worker died in a slot, its
+        # replacement draws the numbers of rows that nobody will train on once more.
+        env_index = self._env_index[groups].ravel()
+        step = np.repeat(self._first_row + filled * self._T + row, self._env_index.shape[1])
         noise = {
-            key: torch.from_numpy(uniform(self._seed, env_index, acted, leaf, dims))
+            key: torch.from_numpy(uniform(self._seed, env_index, step, leaf, dims))
             for leaf, (key, dims) in enumerate(self._policy.noise_dims.items())
         }
         actions, log_prob, value = self._policy.act(obs, noise)
@@ -103,46 +111,88 @@ def _patience(plan: Plan) -> tuple[int, float]:
     Where processes outnumber cores, small batches cost more than they save: whoever is not served
     yet would not have a core to run on either.
     """
+    if plan.sync:
+        return 1, SYNC_WAIT_SECONDS
     wait = plan.config.inference_wait
     auto = AUTO_WAIT_SECONDS if plan.crowded else 0.0
     seconds = auto if wait == "auto" else wait / 1000
     return (math.ceil(plan.num_groups / 3) if seconds > 0 else 1), seconds
 
 
+class _Everyone:
+    """In sync: groups wait here until all have come that will, and are then served together.
+
+    So every forward pass has the same rows in the same order, whatever process steps them.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._words: dict[int, int] = {}
+        self._filled = np.zeros(shared.plan.num_groups, np.int64)
+
+    @property
+    def missing(self) -> int:
+        """How many groups are still to come: all but those whose slot is full."""
+        filled, returned = self._shared.filled.snapshot(), self._shared.returned.snapshot()
+        return int(np.count_nonzero(filled == returned)) - len(self._words)
+
+    def add(self, words: np.ndarray) -> None:
+        """Let groups wait; a word of a dead process gives way to that of its replacement."""
+        self._words |= {word & GROUP_MASK: word for word in words.tolist()}
+
+    def take(self) -> np.ndarray:
+        """Return the words of those who wait, by group."""
+        words = [self._words[group] for group in sorted(self._words)]
+        self._words.clear()
+        return np.array(words, np.int64)
+
+
 def run(lines: Lines) -> None:
     """Serve ready groups until the engine closes."""
     torch.set_num_threads(1)
-    plan: Plan = lines.pipe.recv()
+    plan, models = lines.pipe.recv()
+    register_models(pickle.loads(models))
     os.nice(plan.niceness("inference"))
     shared = Shared(plan, lines.arena)
     inference = Inference(shared, ActingPolicy(plan.spec, plan.config))
-    inbox, outbox = shared.inference_inbox(), shared.inference_outbox()
-    clock = shared.inference_clock
-    at_least, linger = _patience(plan)
-    words = np.zeros(plan.num_groups, np.uint64)
-    sources = np.zeros(plan.num_groups, np.uint32)
     while inference.refresh() == 0:
         # The learner publishes its first weights within milliseconds of the plan.
         shared.raise_if_closed()
         time.sleep(0.001)
+    _loop(shared, inference)
+
+
+def _loop(shared: Shared, inference: Inference) -> None:
+    plan = shared.plan
+    inbox, outbox = shared.inference_inbox(), shared.inference_outbox()
+    clock = shared.inference_clock
+    at_least, linger = _patience(plan)
+    everyone = _Everyone(shared) if plan.sync else None
+    words = np.zeros(plan.num_groups, np.uint64)
+    sources = np.zeros(plan.num_groups, np.uint32)
     clock.store(Clock.STARTED, time.monotonic_ns())
     while True:
+        if everyone is not None:
+            at_least = max(1, everyone.missing)
         before = time.monotonic_ns()
         count = inbox.pop_many(words, sources, timeout=1.0, at_least=at_least, linger=linger)
         clock.add(Clock.WAIT, time.monotonic_ns() - before)
-        if count == 0:
-            continue
-        generation = shared.generation.snapshot()
-        word, source = words[:count].astype(np.int64), sources[:count]
-        current = (word >> GENERATION_SHIFT) == generation[source]
+        word = words[:count].astype(np.int64)
+        if everyone is not None:
+            everyone.add(word)
+            if everyone.missing > 0:
+                continue
+            word = everyone.take()
+        worker = (word & GROUP_MASK) // plan.groups_per_worker
+        current = (word >> GENERATION_SHIFT) == shared.generation.snapshot()[worker]
         if not current.all():
-            # A worker that has died since; its replacement asks again.
-            word, source = word[current], source[current]
+            # Of a worker that has died since; its replacement asks again.
+            word, worker = word[current], worker[current]
         if len(word) == 0:
             continue
         inference.refresh()
         inference.run(word & GROUP_MASK)
-        if outbox.push_many(source, word.astype(np.uint64)) != len(word):
+        if outbox.push_many(worker.astype(np.uint32), word.astype(np.uint64)) != len(word):
             raise AssertionError("an acted ring is full; plan.layout sizes it")
         clock.add(Clock.BATCHES, 1)
         clock.add(Clock.ROWS, len(word) * plan.envs_per_group)

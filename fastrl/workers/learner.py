@@ -9,27 +9,35 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import pickle
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from fastrl import checkpoint
+from fastrl.config import TrainConfig
+from fastrl.envs.spec import EnvSpec
 from fastrl.errors import ConfigError
+from fastrl.models.registry import register_models
 from fastrl.monitor.accounts import Clock, Control
 from fastrl.shm import Closed
 from fastrl.workers.batch import BatchReader
-from fastrl.workers.plan import Plan
+from fastrl.workers.journal import Journal
+from fastrl.workers.learner_start import Built, LearnerStart
+from fastrl.workers.plan import Plan, Start
 from fastrl.workers.process import Lines
-from fastrl.workers.reports import EndReport, MetricsReport, send
-from fastrl.workers.saver import Saver
+from fastrl.workers.reports import send
+from fastrl.workers.run_folder import Origin
 from fastrl.workers.shared import GROUP_MASK, Shared
 from fastrl.workers.slot_queue import SlotQueue
 from fastrl.workers.threads import ThreadGovernor
 from fastrl.workers.update import Updater
 
-REPORT_SECONDS = 0.5
+TELL_SECONDS = 60.0
+"""In sync: time for main to take in a report, none of which may be missing in the records."""
 
 
 class Learner:
@@ -39,18 +47,41 @@ class Learner:
     def __init__(self, shared: Shared, updater: Updater) -> None:
         plan = shared.plan
         self._shared = shared
-        self._config = plan.config
+        self.config = plan.config
         self._updater = updater
+        self._start = plan.start
+        self._began = time.monotonic()
         self._weights = shared.weights()
         self._reader = BatchReader(shared, updater.chunk_rows)
         self._returned = np.zeros(plan.num_groups, np.int64)
         self._K = plan.slots_per_group
-        self.steps = 0
-        self.updates = 0
-        self.version = self._publish()
+        self.steps = plan.start.steps
+        self.updates = plan.start.updates
+        shared.control.store(Control.STEPS, self.steps)
+        self._publish()
 
-    def _publish(self) -> int:
-        return self._weights.publish(self._updater.flat_numpy())
+    def _publish(self) -> None:
+        self.version = self._weights.publish(self._updater.flat_numpy())
+
+    @property
+    def updates_of_this_run(self) -> int:
+        """Updates, those before a resume left out."""
+        return self.updates - self._start.updates
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds; raises FloatingPointError as `check_finite`."""
+        # Never over a good checkpoint.
+        self.check_finite()
+        plan = self._shared.plan
+        # In sync every group fills one slot per update; it may be filling the next one already.
+        filled = self.updates_of_this_run if plan.sync else self._shared.filled.snapshot().max()
+        return {
+            **self._updater.state(),
+            "updates": self.updates,
+            "rows": self._start.rows + int(filled) * plan.rollout_length,
+            "seed": self.config.seed,
+            "seconds": self._start.seconds + time.monotonic() - self._began,
+        }
 
     def check_finite(self) -> None:
         """Raise FloatingPointError where a parameter is not finite: nothing good comes after."""
@@ -69,7 +100,7 @@ class Learner:
 
         Returns the metrics of the update: numbers, or 0-dimensional tensors on the device.
         """
-        config, control = self._config, self._shared.control
+        config, control = self.config, self._shared.control
         started = time.perf_counter()
         batch = self._reader.read(slots, self.version, config.max_policy_lag)
         valid = ~batch.ignored.numpy()
@@ -82,13 +113,14 @@ class Learner:
             metrics["lag/p99"] = float(np.percentile(lag, 99))
             metrics["lag/max"] = float(lag.max())
             metrics["lag/masked_share"] = 1.0 - num_kept / num_valid
-        left = 1.0 - self.steps / config.total_steps if config.lr_schedule == "linear" else 1.0
-        learning_rate = config.learning_rate * max(0.0, left)
         if num_kept:
-            metrics |= self._updater.update(batch, self._reader, learning_rate, self.updates)
+            between = self._publish if config.publish == "step" else None
+            metrics |= self._updater.update(
+                batch, self._reader, self.updates, self.steps / config.total_steps, between
+            )
             # Publish first: whoever gets a slot back acts with weights that have learned from it.
             # Not where nothing was learned: a version that is none would age every row in flight.
-            self.version = self._publish()
+            self._publish()
         self.steps += num_valid
         self.updates += 1
         control.add(Control.TRAINED, num_kept)
@@ -101,42 +133,15 @@ class Learner:
             self._shared.taken_through.store(group, through)
             self._returned[group] += 1
             self._shared.returned.store(group, int(self._returned[group]))
-        metrics["charts/learning_rate"] = learning_rate
         metrics["perf/update_ms"] = (time.perf_counter() - started) * 1e3
         return metrics
 
 
-class MeanMetrics:
-    """Means (of names in /max: maxima) of updates' metrics; tensors stay on their device until
-    the report."""
+def build(config: TrainConfig, spec: EnvSpec, origin: Origin | None) -> tuple[Updater, Built]:
+    """Build the network and what trains it, restored from `origin` if any.
 
-    def __init__(self) -> None:
-        self._rows: dict[str, list[Any]] = {}
-        self.updates = 0
-
-    def add(self, metrics: dict[str, Any]) -> None:
-        """Add one update."""
-        self.updates += 1
-        for name, value in metrics.items():
-            self._rows.setdefault(name, []).append(value)
-
-    def take(self) -> MetricsReport:
-        """Return the means and start anew."""
-        means = {}
-        for name, values in self._rows.items():
-            # The share of variance explained has no value where targets do not vary.
-            numbers = [number for value in values if not math.isnan(number := float(value))]
-            if not numbers:
-                continue
-            means[name] = max(numbers) if name.endswith("/max") else float(np.mean(numbers))
-        report = MetricsReport(means, self.updates)
-        self._rows, self.updates = {}, 0
-        return report
-
-
-def run(lines: Lines, fifo: Any) -> None:
-    """Train until the engine closes, main asks to stop, or `total_steps` are reached."""
-    config, spec, run_dir = lines.pipe.recv()
+    Raises ConfigError where that cannot be.
+    """
     device = torch.device(config.device)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
@@ -149,43 +154,45 @@ def run(lines: Lines, fifo: Any) -> None:
     except (ValueError, RuntimeError, MemoryError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"There is no network for {config.env}: {reason}.") from error
-    lines.pipe.send(("built", updater.num_params))
+    start, warnings = (Start(), []) if origin is None else _restore(updater, origin, config.env)
+    return updater, Built(updater.num_params, start, warnings)
+
+
+def _restore(updater: Updater, origin: Origin, env_id: str) -> tuple[Start, list[str]]:
+    """Load the newest checkpoint of `origin` that can be; also return what is wrong with others."""
+    accept = updater.load_state if origin.resume else updater.load_weights
+    loaded = checkpoint.load_newest(origin.run_dir, env_id, accept)
+    if not origin.resume:
+        return Start(), loaded.warnings
+    names = ("steps", "updates", "rows", "seconds")
+    return Start(**{name: loaded.state[name] for name in names}), loaded.warnings
+
+
+def run(lines: Lines, fifo: Any) -> None:
+    """Train until the engine closes, main asks to stop, or `total_steps` are reached."""
+    start: LearnerStart = lines.pipe.recv()
+    # As everywhere in sync: the first weights, by a decomposition, depend on it as well.
+    torch.set_num_threads(1)
+    register_models(pickle.loads(start.models))
+    updater, built = build(start.config, start.spec, start.origin)
+    lines.pipe.send(("built", built))
     plan: Plan = lines.pipe.recv()
     torch.set_num_threads(plan.learner_threads)
     shared = Shared(plan, lines.arena)
     learner = Learner(shared, updater)
-    started = time.monotonic()
-
-    def state() -> dict[str, Any]:
-        # Never over a good checkpoint.
-        learner.check_finite()
-        return {
-            **updater.state(),
-            "updates": learner.updates,
-            "version": learner.version,
-            "seed": config.seed,
-            "seconds": time.monotonic() - started,
-        }
-
-    saver = Saver(run_dir, config.save_every, state, fifo)
-    means = MeanMetrics()
+    tell = partial(send, fifo, timeout=TELL_SECONDS if plan.sync else 1.0)
+    journal = Journal(learner, start.run_dir, tell)
     with contextlib.suppress(Closed):
-        _loop(shared, learner, saver, means, fifo)
-    if means.updates:
-        send(fifo, means.take(), timeout=1.0)
-    problem = saver.save(learner.steps, learner.updates)
-    if problem is not None:
-        raise OSError(f"The last checkpoint could not be written: {problem}")
-    send(fifo, EndReport(learner.steps), timeout=1.0)
+        _loop(shared, learner, journal)
+    journal.end()
 
 
-def _loop(shared: Shared, learner: Learner, saver: Saver, means: MeanMetrics, fifo: Any) -> None:
+def _loop(shared: Shared, learner: Learner, journal: Journal) -> None:
     plan, control, clock = shared.plan, shared.control, shared.learner_clock
     inbox, outbox = shared.learner_inbox(), shared.learner_outbox()
     queue = SlotQueue(shared)
     words = np.zeros(plan.num_slots, np.uint64)
     sources = np.zeros(plan.num_slots, np.uint32)
-    next_report = 0.0
     governor = ThreadGovernor(plan.learner_threads, plan.cores)
     updated, update_seconds = time.monotonic_ns(), 0.0
     clock.store(Clock.STARTED, time.monotonic_ns())
@@ -205,7 +212,7 @@ def _loop(shared: Shared, learner: Learner, saver: Saver, means: MeanMetrics, fi
                 break
             timeout = 0.0 if len(queue) >= plan.batch_slots else 1.0
         full = len(queue)
-        if plan.config.device == "cpu" and update_seconds > 0:
+        if plan.config.device == "cpu" and update_seconds > 0 and not plan.sync:
             # All slots but those of the last update: while it ran, every group came to a stop.
             everyone_waits = full >= plan.num_slots - plan.batch_slots
             share = waited / max(1, time.monotonic_ns() - updated)
@@ -215,13 +222,21 @@ def _loop(shared: Shared, learner: Learner, saver: Saver, means: MeanMetrics, fi
         updated, update_seconds = time.monotonic_ns(), metrics["perf/update_ms"] * 1e-3
         metrics["queue/full_slots"] = full
         metrics["perf/learner_threads"] = governor.threads
-        means.add(metrics)
         groups = slots // plan.slots_per_group
         workers = (groups // plan.groups_per_worker).astype(np.uint32)
         if outbox.push_many(workers, groups.astype(np.uint64)) != len(groups):
             raise AssertionError("a returned ring is full; plan.layout sizes it")
-        if time.monotonic() >= next_report:
-            learner.check_finite()
-            send(fifo, means.take())
-            next_report = time.monotonic() + REPORT_SECONDS
-        saver.save_if_due(learner.steps, learner.updates)
+        reported = journal.after_update(metrics)
+        if reported and plan.sync and plan.config.stop_at_return is not None:
+            _wait_for_judgement(shared, learner)
+
+
+def _wait_for_judgement(shared: Shared, learner: Learner) -> None:
+    """Wait until main has looked at the returns so far, so that a run with a goal always ends after
+    the same update."""
+    control = shared.control
+    while control.load(Control.JUDGED) < learner.updates_of_this_run:
+        if control.load(Control.STOP):
+            return
+        shared.raise_if_closed()
+        time.sleep(0.001)

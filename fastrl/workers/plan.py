@@ -9,12 +9,12 @@ configuration and the environment's spaces, and travels to them as one picklable
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
-from fastrl.config import TrainConfig
+from fastrl.config import TrainConfig, is_sync, versions_per_batch
 from fastrl.envs.spec import EnvSpec
 from fastrl.errors import ConfigError
 from fastrl.monitor.accounts import CLOCK_SIZE, EPISODE_DTYPE, Control
@@ -26,6 +26,19 @@ EPISODE_RING_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
+class Start:
+    """Where a run begins: all zeros, or what the checkpoint says that it resumes."""
+
+    steps: int = 0
+    updates: int = 0
+    rows: int = 0
+    """Rows that each environment had played, at least: what is drawn at random for a row is keyed
+    by its number, so a resumed run draws anew."""
+    seconds: float = 0.0
+    """Of training before."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """Sizes and layout of one run (see the module's docstring for the letters)."""
 
@@ -33,12 +46,18 @@ class Plan:
     spec: EnvSpec
     num_params: int
     cores: int
+    start: Start = Start()
     segment: Segment = field(default_factory=lambda: Segment(0, 0))
 
     @property
     def num_workers(self) -> int:
-        """W, the number of rollout processes."""
-        return int(self.config.workers)
+        """W, the number of rollout workers; one where everything is in one process."""
+        return max(1, int(self.config.workers))
+
+    @property
+    def sync(self) -> bool:
+        """Whether all groups fill one slot each, then wait until it has been trained on."""
+        return is_sync(self.config)
 
     @property
     def groups_per_worker(self) -> int:
@@ -73,8 +92,8 @@ class Plan:
     @property
     def slots_per_group(self) -> int:
         """K: one slot trains, one is full and one fills, so that neither side waits for the
-        other."""
-        return 2 * -(-self.batch_slots // self.num_groups) + 1
+        other. In sync a single one, so that nobody acts while weights change."""
+        return 1 if self.sync else 2 * -(-self.batch_slots // self.num_groups) + 1
 
     @property
     def num_slots(self) -> int:
@@ -89,13 +108,14 @@ class Plan:
         All K slots of a group are then full: the oldest row was chosen when the slot's turn came,
         and the other K - 1 slots of every group are trained on before it.
         """
-        return -(-(self.slots_per_group - 1) * self.num_groups // self.batch_slots)
+        batches = -(-(self.slots_per_group - 1) * self.num_groups // self.batch_slots)
+        return batches * versions_per_batch(self.config)
 
     @property
     def crowded(self) -> bool:
         """Whether processes outnumber cores, so that a process awake is one that keeps another
         waiting."""
-        return self.num_workers + 2 > self.cores
+        return self.config.workers != 0 and self.num_workers + 2 > self.cores
 
     def niceness(self, role: Literal["rollout", "inference", "learner"]) -> int:
         """Nice level of a process where processes outnumber cores, else 0.
@@ -110,8 +130,13 @@ class Plan:
 
     @property
     def learner_threads(self) -> int:
-        """Threads of the learner's kernels: the cores that rollout and inference leave over."""
-        return max(1, min(16, self.cores - self.num_workers - 1))
+        """Threads of the learner's kernels: the cores that rollout and inference leave over. In
+        sync one, since sums depend on how they are cut."""
+        return 1 if self.sync else max(1, min(16, self.cores - self.num_workers - 1))
+
+    def with_segment(self, segment: Segment) -> Plan:
+        """Return the plan with the place of its arrays in the arena."""
+        return replace(self, segment=segment)
 
     def layout(self) -> Layout:
         """Lay out every shared array of the run; all-zero memory is its valid first state."""
@@ -177,6 +202,9 @@ class Plan:
         """Say what will run, as (name, text) rows for the console and the log."""
         config, nbytes = self.config, self.layout().nbytes
         steps = config.batch_size
+        groups = f"{self.groups_per_worker} groups of {self.envs_per_group}"
+        if self.groups_per_worker == 1:
+            groups = f"1 group of {self.envs_per_group}"
         return [
             (
                 "env",
@@ -185,8 +213,10 @@ class Plan:
             ),
             (
                 "processes",
-                f"main, {self.num_workers} rollout ({self.groups_per_worker} groups of "
-                f"{self.envs_per_group}), 1 inference, 1 learner; {self.cores} cores",
+                f"main, {self.num_workers} rollout ({groups}), 1 inference, 1 learner; "
+                f"{self.cores} cores; {config.mode}"
+                if config.workers
+                else f"main alone ({groups}); sync",
             ),
             (
                 "threads",
@@ -204,20 +234,26 @@ class Plan:
                 f"{config.minibatches} minibatches, {config.epochs} "
                 f"epoch{'s' if config.epochs > 1 else ''}",
             ),
-            (
-                "policy lag",
-                f"0 to 1 version where sampling is the slower side, about {self.largest_lag} "
-                f"where learning is; trained up to {config.max_policy_lag}{self._masked()}",
-            ),
+            ("policy lag", self._describe_lag()),
             ("preset", str(config.preset)),
             ("run", str(config.run_dir)),
         ]
+
+    def _describe_lag(self) -> str:
+        if self.sync:
+            return "0: everyone waits while the learner trains"
+        versions = versions_per_batch(self.config)
+        few = "0 to 1 version" if versions == 1 else f"0 to {versions} versions"
+        return (
+            f"{few} where sampling is the slower side, about {self.largest_lag} where learning is; "
+            f"trained up to {self.config.max_policy_lag}{self._masked()}"
+        )
 
     def _masked(self) -> str:
         """Say what to change where rows would be sampled only to be masked for their age."""
         largest, trained = self.largest_lag, self.config.max_policy_lag
         if largest <= trained:
             return ""
-        steps = self.num_envs * self.rollout_length
-        other = f", or take --batch-size {steps} for a lag of 2" if trained >= 2 else ""
+        steps, least = self.num_envs * self.rollout_length, 2 * versions_per_batch(self.config)
+        other = f", or take --batch-size {steps} for a lag of {least}" if trained >= least else ""
         return f". Older rows will be masked: raise --max-policy-lag to {largest}{other}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 
+from fastrl.config import log_interval
 from fastrl.monitor.accounts import CLOCK_SIZE, SAMPLED_MASK, Clock, Control
 from fastrl.monitor.console import Console, progress_line
 from fastrl.monitor.metrics import Counts, EpisodeLog, LearnerReports, RateMeter
 from fastrl.monitor.writer import MetricWriter
 from fastrl.workers.final_accounts import final_accounts
+from fastrl.workers.reports import MetricsReport
 from fastrl.workers.shared import Shared
 
 
@@ -23,11 +25,12 @@ class Record:
         self._shared = shared
         self._writer = writer
         self._console = console
-        self._started = started
-        self._log_every = plan.config.log_every
-        self._next_log = time.monotonic() + self._log_every
+        self._started = started - plan.start.seconds
+        self._began = started
+        self._log = log_interval(plan.config.log_every)
+        self._next_log = time.monotonic() + self._log.number
         self._announced = False
-        self.learner = LearnerReports()
+        self._learner = LearnerReports()
         self.episodes = EpisodeLog(
             [shared.episodes(w) for w in range(plan.num_workers)], plan.num_envs
         )
@@ -38,29 +41,61 @@ class Record:
             plan.spec.frame_skip,
         )
 
+        if plan.start.steps:
+            writer.resume(plan.start.steps, plan.start.seconds)
+
     @property
     def steps(self) -> int:
         """Steps learned from (trained + masked): the x-axis."""
         return self._shared.control.load(Control.STEPS)
 
+    @property
+    def by_updates(self) -> bool:
+        """Whether a record is written for every report of the learner, and by no clock."""
+        return self._log.unit == "u"
+
+    def add(self, report: MetricsReport) -> None:
+        """Take in what the learner reports; write a record if records go by updates."""
+        self._learner.add(report.metrics, report.updates)
+        if self.by_updates:
+            self._drain(report.through)
+            self._write(report.steps, self._rates.take())
+
     def tick(self) -> None:
-        """Take in finished episodes; write a record if one is due."""
-        self.episodes.drain()
+        """Take in finished episodes; write a record if one is due by the clock."""
         self._announce()
+        if self.by_updates:
+            return
+        self._drain()
         if time.monotonic() >= self._next_log:
-            self._write(self._rates.take())
-            self._next_log = time.monotonic() + self._log_every
+            self._write(self.steps, self._rates.take())
+            self._next_log = time.monotonic() + self._log.number
+
+    def goal_reached(self) -> bool:
+        """Whether `--stop-at-return` is reached by the episodes taken in; says so."""
+        goal, mean = self._shared.plan.config.stop_at_return, self.episodes.recent_return
+        if goal is None or mean is None or mean < goal or not self.episodes.every_env_finished:
+            return False
+        self._console.say(
+            f"the mean return of the last 100 episodes is {mean:.2f}, the goal {goal:g}"
+        )
+        return True
 
     def before_stop(self) -> None:
         """Write what is known while the engine still runs: rates mean nothing once it stops."""
-        self.episodes.drain()
-        if time.monotonic() >= self._next_log - self._log_every + min(1.0, self._log_every):
-            self._write(self._rates.take())
+        if self.by_updates:
+            return
+        self._drain()
+        if time.monotonic() >= self._next_log - self._log.number + min(1.0, self._log.number):
+            self._write(self.steps, self._rates.take())
 
-    def finish(self, stopped_by: str) -> None:
-        """Write the last record, which says why the run ended and holds no rates."""
-        self.episodes.drain()
-        self._write({}, stopped_by=stopped_by)
+    def finish(self, stopped_by: str, through: int | None) -> None:
+        """Write the last record, which says why the run ended and holds no rates.
+
+        `through` is the number of updates, where the learner lived to tell it.
+        """
+        self._drain(through)
+        self._write(self.steps, {}, stopped_by=stopped_by)
         accounts = final_accounts(self._shared)
         self._console.say(
             f"steps: {accounts.sampled:,} sampled, {accounts.trained:,} trained, "
@@ -77,11 +112,19 @@ class Record:
                 f"{self.episodes.lost} reports of finished episodes were lost (ring full)"
             )
 
-    def _write(self, rates: dict[str, float], **texts: str) -> None:
+    def _drain(self, through: int | None = None) -> None:
+        """Take in episodes; in sync those of the first `through` updates, which is a fixed set."""
+        plan = self._shared.plan
+        if through is not None and plan.sync:
+            self.episodes.drain(through * plan.rollout_length)
+        else:
+            self.episodes.drain()
+
+    def _write(self, steps: int, rates: dict[str, float], **texts: str) -> None:
         seconds = time.monotonic() - self._started
-        metrics = {**self.episodes.take(), **rates, **self.learner.take()}
-        self._writer.write(self.steps, seconds, metrics, **texts)
-        self._console.say(progress_line(metrics, self.steps, seconds, self.episodes.recent_return))
+        metrics = {**self.episodes.take(), **rates, **self._learner.take()}
+        self._writer.write(steps, seconds, metrics, **texts)
+        self._console.say(progress_line(metrics, steps, seconds, self.episodes.recent_return))
 
     def _announce(self) -> None:
         """Say once when every worker steps."""
@@ -91,9 +134,9 @@ class Record:
         stepping = (self._shared.progress.snapshot() & SAMPLED_MASK) > 0
         if (started > 0).all() and stepping.all():
             self._announced = True
-            workers = len(started)
+            workers, seconds = len(started), time.monotonic() - self._began
             self._console.say(
-                f"all {workers} workers step after {time.monotonic() - self._started:.1f} s"
+                f"all {workers} workers step after {seconds:.1f} s"
                 if workers > 1
-                else f"the worker steps after {time.monotonic() - self._started:.1f} s"
+                else f"the worker steps after {seconds:.1f} s"
             )

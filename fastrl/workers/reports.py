@@ -6,6 +6,8 @@ processes whose death ends the run write here, and nothing in main waits for the
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import threading
 from collections import deque
@@ -22,6 +24,11 @@ class MetricsReport:
 
     metrics: dict[str, float]
     updates: int
+    """How many of them."""
+    through: int
+    """Updates of this run up to and including the last of them, those before a resume left out."""
+    steps: int
+    """Steps learned from up to there, over all resumes."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +38,20 @@ class SavedReport:
     path: str
     error: str | None
 
+    def describe(self) -> str:
+        """Say so in a line."""
+        if self.error is None:
+            return f"saved {self.path}"
+        return f"no checkpoint could be written to {self.path}: {self.error}"
+
 
 @dataclass(frozen=True)
 class EndReport:
     """The learner has finished; the last checkpoint is written."""
 
     steps: int
+    through: int
+    """Updates of this run, those before a resume left out."""
 
 
 class ReportQueue:
@@ -44,6 +59,8 @@ class ReportQueue:
 
     def __init__(self) -> None:
         self.fifo = faster_fifo.Queue(max_size_bytes=1 << 20)
+        self.arrival = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Descriptor that is readable while reports lie here."""
         self._received: deque[Any] = deque()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._read, name="fastrl-reports", daemon=True)
@@ -58,9 +75,12 @@ class ReportQueue:
                 self._received.extend(self.fifo.get_many(block=True, timeout=0.2))
             except queue.Empty:
                 continue
+            os.eventfd_write(self.arrival, 1)
 
     def drain(self) -> list[Any]:
         """Return the reports that have come since the last call; never waits."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.arrival)
         reports = []
         while self._received:
             reports.append(self._received.popleft())
@@ -72,6 +92,12 @@ class ReportQueue:
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(timeout=2.0)
+
+    def close(self) -> None:
+        """Release the descriptor, after `stop`; a second call does nothing."""
+        if self.arrival >= 0:
+            os.close(self.arrival)
+            self.arrival = -1
 
 
 def send(fifo: faster_fifo.Queue, report: Any, timeout: float = 0.0) -> bool:

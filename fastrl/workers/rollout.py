@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastrl.config import TrainConfig
-from fastrl.envs import StepOut, VectorEnv, describe, make, register_family
+from fastrl.envs import StepOut, VectorEnv, describe, make, register_all
 from fastrl.envs.options import EnvOptions
-from fastrl.envs.seeding import env_rng
+from fastrl.envs.seeding import env_rng, part_seed
 from fastrl.errors import ConfigError
 from fastrl.monitor.accounts import CLOCK_SIZE, EPISODE_DTYPE, ROW_SHIFT, SAMPLED_MASK, Clock
 from fastrl.shm import ByteRing
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from fastrl.workers.plan import Plan
     from fastrl.workers.process import Lines
 
-GENERATION_SEED_STRIDE = 1_000_003
 ACTED, RETURNED = 0, 1  # sources of the inbox
 READY, FULL = 0, 1  # rings of the outbox
 
@@ -74,7 +73,8 @@ class RolloutGroup:
         generation = self._shared.generation.load(self.group // plan.groups_per_worker)
         # Keyed by the run-wide index, so that how environments are spread over groups changes no
         # episode.
-        rngs = [env_rng(plan.config.seed, int(index), generation) for index in self._env_index]
+        seed = part_seed(plan.config.seed, plan.start.rows, generation)
+        rngs = [env_rng(seed, int(index)) for index in self._env_index]
         steps = np.array([rng.integers(0, max(1, plan.config.stagger)) for rng in rngs])
         self._return, self._length = self._env.reset(self._pending_obs, steps, rngs)
         return self._enter_slot()
@@ -91,14 +91,17 @@ class RolloutGroup:
         self.waits_for_slot = False
         self._slot = slot = self._first_slot + self._filled % self._num_slots
         self._row = 0
+        # First: what a dead process left in this slot must not be counted by the flags of ours.
+        shared.progress.store(self.group, self._sampled)
         for key, obs in shared.obs.items():
             obs[slot, 0] = self._pending_obs[key]
         shared.ignored[slot, 0] = self._pending_ignored
-        shared.progress.store(self.group, self._sampled)
         return True
 
-    def step(self) -> tuple[bool, bool]:
+    def step(self, episodes: ByteRing) -> tuple[bool, bool]:
         """Step the environments with the actions of the current row; write what that led to.
+
+        Episodes that ended go to `episodes` before the slot is seen to be full.
 
         Returns (ready, full): whether the group has a new row for inference, and whether a slot was
         filled.
@@ -120,6 +123,8 @@ class RolloutGroup:
             shared.reward[slot, row] = self._reward
         np.logical_or(terminated, truncated, out=next_ignored)
         self._count(ignored)
+        if self._episode_over.any():
+            episodes.push(self._take_episodes().tobytes())
         self._row = row = row + 1
         if row < self._T:
             # Progress last: it hands the row to inference, and counts its steps.
@@ -142,15 +147,14 @@ class RolloutGroup:
         self._length += valid
         self._sampled += int(np.count_nonzero(valid))
 
-    def take_episodes(self) -> np.ndarray | None:
-        """Return the episodes that ended in the last step as EPISODE_DTYPE records, or None."""
-        if not self._episode_over.any():
-            return None
+    def _take_episodes(self) -> np.ndarray:
+        """Return the episodes that ended in the last step as EPISODE_DTYPE records."""
         over = np.flatnonzero(self._episode_over)
         episodes = np.empty(len(over), EPISODE_DTYPE)
         episodes["env"] = self._env_index[over]
         episodes["length"] = self._length[over]
         episodes["return"] = self._return[over]
+        episodes["row"] = self._filled * self._T + self._row
         self._return[over] = 0
         self._length[over] = 0
         return episodes
@@ -186,12 +190,7 @@ class RolloutWorker:
 
     def step(self, group: int) -> tuple[bool, bool]:
         """Step a group whose actions are in the arena; see `RolloutGroup.step`."""
-        runner = self._groups[group - self._first_group]
-        result = runner.step()
-        episodes = runner.take_episodes()
-        if episodes is not None:
-            self._episodes.push(episodes.tobytes())
-        return result
+        return self._groups[group - self._first_group].step(self._episodes)
 
     def close(self) -> None:
         """Close every environment once."""
@@ -206,48 +205,56 @@ class RolloutStart:
     worker: int
     generation: int
     config: TrainConfig
-    families: bytes
-    """Families registered in main, by cloudpickle: a fresh process does not know them."""
+    registered: bytes
+    """What was registered in main, by cloudpickle: a fresh process does not know it."""
     plan: Plan | None
 
 
-def _make_group(config: TrainConfig, group: int, generation: int) -> VectorEnv:
+def make_group(config: TrainConfig, group: int, first_row: int, generation: int) -> VectorEnv:
+    """Construct the environments of a group; `first_row` is `Start.rows`.
+
+    Neither a resumed run nor the replacement of a dead process plays the episodes from before once
+    more: their environments have other seeds.
+    """
     envs_per_group = config.envs_per_worker // config.groups_per_worker
     return make(
         config.env,
         config.section(EnvOptions),
         num_envs=envs_per_group,
         first_env_index=group * envs_per_group,
-        # A replacement must not play the episodes of the process before it once more.
-        seed=(config.seed + GENERATION_SEED_STRIDE * generation) % 2**31,
+        seed=part_seed(config.seed, first_row, generation),
     )
 
 
-def _explore(start: RolloutStart, lines: Lines) -> tuple[Plan, list[VectorEnv]]:
-    """Worker 0 alone, first: report the spaces and prove that the first group can be
-    constructed."""
-    lines.pipe.send(("spec", describe(start.config.env, start.config.section(EnvOptions))))
-    config = lines.pipe.recv()
+def make_first_group(config: TrainConfig, first_row: int, generation: int) -> VectorEnv:
+    """Construct group 0; ConfigError where its environments cannot be made at all."""
     try:
-        env = _make_group(config, start.worker * config.groups_per_worker, start.generation)
+        return make_group(config, 0, first_row, generation)
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(
             f"{config.env} could not be constructed: {type(error).__name__}: {error}."
         ) from error
+
+
+def _explore(start: RolloutStart, lines: Lines) -> tuple[Plan, list[VectorEnv]]:
+    """Worker 0 alone, first: report the spaces and prove that the first group can be
+    constructed."""
+    lines.pipe.send(("spec", describe(start.config.env, start.config.section(EnvOptions))))
+    config, first_row = lines.pipe.recv()
+    env = make_first_group(config, first_row, start.generation)
     lines.pipe.send(("constructed", os.getppid()))
     return lines.pipe.recv(), [env]
 
 
 def run(start: RolloutStart, lines: Lines) -> None:
     """Step this worker's groups until the engine closes."""
-    for prefix, adapter in pickle.loads(start.families).items():
-        register_family(prefix, adapter)
+    register_all(pickle.loads(start.registered))
     plan, envs = (start.plan, []) if start.plan is not None else _explore(start, lines)
     first_group = start.worker * plan.groups_per_worker
     envs += [
-        _make_group(plan.config, first_group + index, start.generation)
+        make_group(plan.config, first_group + index, plan.start.rows, start.generation)
         for index in range(len(envs), plan.groups_per_worker)
     ]
     os.nice(plan.niceness("rollout"))

@@ -8,21 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from fastrl import checkpoint
-from fastrl.config import save_interval
-from fastrl.workers.reports import SavedReport, send
+from fastrl.config import Interval
+from fastrl.workers.reports import SavedReport
 
 
 class Saver:
     """Decides when a checkpoint is due, and writes it."""
 
     def __init__(
-        self, run_dir: Path, every: str, state: Callable[[], dict[str, Any]], fifo: Any
+        self,
+        run_dir: Path,
+        every: Interval,
+        updates: int,
+        state: Callable[[], dict[str, Any]],
+        tell: Callable[[Any], object],
     ) -> None:
+        """Begin after so many `updates`, of which the run folder has a checkpoint or needs none."""
         self._run_dir = run_dir
-        self._every, self._unit = save_interval(every)
+        self._every, self._unit = every
         self._state = state
-        self._fifo = fifo
-        self._last_time, self._last_update = time.monotonic(), 0
+        self._tell = tell
+        self._last_time, self._last_update = time.monotonic(), updates
 
     def save_if_due(self, steps: int, updates: int) -> None:
         """Write a checkpoint if `--save-every` has passed since the last one."""
@@ -41,5 +47,5 @@ class Saver:
         except OSError as failure:
             error = str(failure)
         self._last_time, self._last_update = time.monotonic(), updates
-        send(self._fifo, SavedReport(str(path), error), timeout=1.0)
+        self._tell(SavedReport(str(path), error))
         return error

@@ -42,6 +42,9 @@ class SlotQueue:
         """
         shared = self._shared
         slots = np.array([self._slots.popleft() for _ in range(count)], np.int64)
+        if shared.plan.sync:
+            # In the order of the environments, so that how they are spread changes no bit.
+            slots.sort()
         dropped = 0
         for slot in slots.tolist():
             group = slot // self._K

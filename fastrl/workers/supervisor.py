@@ -9,33 +9,32 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import re
 import resource
-import signal
 import time
-from collections.abc import Iterator
-from datetime import datetime
-from pathlib import Path
-from types import FrameType
+from collections.abc import Collection
+from typing import Any
 
 import cloudpickle
 
-from fastrl.config import TrainConfig, check, draw_seed, resolve
-from fastrl.config_file import write_config
-from fastrl.envs import registered_families
+from fastrl.config import TrainConfig, resolve
+from fastrl.envs import registered
 from fastrl.errors import ConfigError
+from fastrl.models.registry import registered_models
 from fastrl.monitor.accounts import Control
 from fastrl.monitor.console import Console, table
 from fastrl.monitor.writer import MetricWriter
+from fastrl.option_types import as_declared
 from fastrl.workers.children import Child
 from fastrl.workers.crew import Crew, Interrupted, ProcessDied
+from fastrl.workers.learner_start import Built, LearnerStart
 from fastrl.workers.machine import available_cores, has_bf16
 from fastrl.workers.plan import Plan
 from fastrl.workers.record import Record
 from fastrl.workers.reports import EndReport, MetricsReport, SavedReport
 from fastrl.workers.rollout import RolloutStart
+from fastrl.workers.run_folder import RunFolder, choose_run_folder, open_run_folder
 from fastrl.workers.shared import Shared
+from fastrl.workers.signals import StopSignal, stop_signals
 
 MAX_RESTARTS = 10
 """Rollout workers replaced in one run; the next death ends it."""
@@ -46,27 +45,22 @@ SAVE_SECONDS = 60.0
 STOP_SECONDS = 5.0
 """Time for the other processes to close their environments."""
 
-SAME_SIGNAL_SECONDS = 0.5
-"""A second signal so soon is the same one: timeout(1) and others send it to a process and to its
-group. Nobody presses Ctrl-C twice so fast to have a run killed unsaved."""
-
 TICK_SECONDS = 0.25
 
 
 class Supervisor:
     """One training run, from the first process to the last; used once, from main's main thread."""
 
-    def __init__(self, config: TrainConfig, run_dir: Path, console: Console) -> None:
-        """Take a checked configuration with a seed, and a run folder that does not exist yet."""
-        self._requested = config
-        self._run_dir = run_dir
+    def __init__(self, folder: RunFolder, console: Console) -> None:
+        self._folder = folder
         self._console = console
         self._crew = Crew()
-        self._families: bytes = cloudpickle.dumps(registered_families())
+        self._registered = _pickled(registered(), "register_env")
+        self._models = _pickled(registered_models(), "register_model")
         self._restarts = 0
-        self._signal: int | None = None
         self._stopped_by: str | None = None
         self._update_seconds = 0.0
+        self._updates: int | None = None
 
     def run(self) -> int:
         """Train until the end; return the exit code (0 done, 130 interrupted, 143 terminated).
@@ -74,107 +68,65 @@ class Supervisor:
         Raises ConfigError where the run is refused, ProcessDied where it failed.
         """
         started = time.monotonic()
-        with self._signals() as wake:
+        with contextlib.ExitStack() as stack:
+            stop = stack.enter_context(stop_signals(self._crew.kill))
+            stack.callback(self._crew.end)
             try:
-                shared = self._start(wake)
-                writer = MetricWriter(self._run_dir, on_error=self._console.say)
-                try:
-                    record = Record(shared, writer, self._console, started)
-                    self._watch(shared, record, wake)
-                finally:
-                    writer.close()
+                shared = self._start(stop, stack)
             except Interrupted:
                 self._console.say("interrupted before training began; nothing was saved")
-                return 128 + (self._signal or 0)
+                return stop.exit_code
+            writer = MetricWriter(self._folder.path, on_error=self._console.say)
+            try:
+                record = Record(shared, writer, self._console, started)
+                self._watch(shared, record, stop)
             finally:
-                self._crew.end()
-        ended_by_signal = self._signal is not None and self._stopped_by == self._signal_name()
-        return 128 + (self._signal or 0) if ended_by_signal else 0
+                writer.close()
+        ended_by_signal = stop.number is not None and self._stopped_by == stop.name
+        return stop.exit_code if ended_by_signal else 0
 
-    def _signal_name(self) -> str:
-        return signal.Signals(self._signal).name if self._signal is not None else ""
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[int]:
-        """Turn SIGINT, SIGTERM and SIGHUP into a wake-up of the loop; a second kills at once.
-
-        Handlers only note the signal: one that raised could lose a process between its start and
-        its entry in the crew's list.
-        """
-        reader, writer = os.pipe()
-        came = 0.0
-
-        def on_signal(number: int, frame: FrameType | None) -> None:
-            nonlocal came
-            if self._signal is not None:
-                if time.monotonic() - came < SAME_SIGNAL_SECONDS:
-                    return
-                self._crew.kill()
-                os._exit(128 + number)
-            came = time.monotonic()
-            self._signal = number
-            os.write(writer, b".")
-
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
-            numbers.append(signal.SIGHUP)
-        previous = {number: signal.signal(number, on_signal) for number in numbers}
-        try:
-            yield reader
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-            os.close(reader)
-            os.close(writer)
-
-    def _start(self, wake: int) -> Shared:
+    def _start(self, stop: StopSignal, stack: contextlib.ExitStack) -> Shared:
         """Start everything in an order that brings a refusal before the crowd of workers."""
-        crew, cores = self._crew, available_cores()
-        crew.wake = wake
-        config = self._requested
-        if config.workers == "auto":
-            config = dataclasses.replace(config, workers=cores)
-        allow_descriptors(64 + 8 * int(config.workers))
-        first = crew.launch_rollout(RolloutStart(0, 0, config, self._families, None))
+        crew, cores, folder = self._crew, available_cores(), self._folder
+        crew.wake = stop.wake
+        config = folder.config
+        allow_descriptors(64 + 8 * (cores if config.workers == "auto" else config.workers))
+        first = crew.launch_rollout(RolloutStart(0, 0, config, self._registered, None))
         # These two import torch meanwhile, and wait for the configuration.
         learner, inference = crew.launch_learner(), crew.launch_inference()
         spec = crew.expect(first, "spec")
         config = resolve(config, spec, cores, has_bf16())
-        crew.send(first, config)
-        crew.send(learner, (config, spec, self._run_dir))
-        num_params = crew.expect(learner, "built")
-        plan = Plan(config, spec, num_params, cores)
+        crew.send(learner, LearnerStart(config, spec, folder.path, folder.origin, self._models))
+        if folder.origin is None:
+            crew.send(first, (config, 0))
+            built = crew.expect(learner, "built")
+        else:
+            # Other episodes than those before, which the checkpoint counts.
+            built = crew.expect(learner, "built")
+            crew.send(first, (config, built.start.rows))
+        plan = Plan(config, spec, built.num_params, cores, built.start)
         plan.check_memory()
         crew.watch_forkserver(crew.expect(first, "constructed"))
         try:
             segment = crew.arena.extend(plan.layout().nbytes)
         except MemoryError as error:
             raise ConfigError(f"{error} Use fewer environments or a shorter rollout.") from error
-        self._make_run_dir(plan)
-        self._console.say(table(plan.describe()))
-        plan = dataclasses.replace(plan, segment=segment)
-        for child in (first, learner, inference):
-            crew.send(child, plan)
+        stack.enter_context(open_run_folder(folder, config))
+        tell_plan(self._console, folder, plan, built)
+        plan = plan.with_segment(segment)
+        crew.send(first, plan)
+        crew.send(learner, plan)
+        crew.send(inference, (plan, self._models))
         for worker in range(1, plan.num_workers):
             crew.raise_if_interrupted()
-            crew.launch_rollout(RolloutStart(worker, 0, config, self._families, plan))
+            crew.launch_rollout(RolloutStart(worker, 0, config, self._registered, plan))
         crew.reports.start()
         return Shared(plan, crew.arena)
 
-    def _make_run_dir(self, plan: Plan) -> None:
-        try:
-            self._run_dir.mkdir(parents=True)
-            write_config(self._run_dir / "config.toml", plan.config)
-            self._console.open_log(self._run_dir / "log.txt")
-        except FileExistsError as error:
-            raise ConfigError(run_dir_exists(self._run_dir)) from error
-        except OSError as error:
-            raise ConfigError(f"--run-dir {self._run_dir} cannot be written: {error}.") from error
-
-    def _watch(self, shared: Shared, record: Record, wake: int) -> None:
+    def _watch(self, shared: Shared, record: Record, stop: StopSignal) -> None:
         """Wait for deaths, signals and the clock until the run is over, then stop it in order."""
         try:
-            failure = self._watch_until_over(shared, record, wake)
+            failure = self._watch_until_over(shared, record, stop)
             record.before_stop()
         except Exception:
             # Whatever went wrong in main: what has been learned is saved all the same.
@@ -182,39 +134,30 @@ class Supervisor:
             raise
         late = self._stop(shared)
         failure = failure or late
-        self._take_reports(record)
-        record.finish(self._stopped_by or "failure")
+        self._take_reports(shared, record)
+        record.finish(self._stopped_by or "failure", self._updates)
         if failure is not None:
             raise ProcessDied(failure)
 
-    def _watch_until_over(self, shared: Shared, record: Record, wake: int) -> str | None:
+    def _watch_until_over(self, shared: Shared, record: Record, stop: StopSignal) -> str | None:
         """Return None at the run's end, or the story of the death that ended it."""
         while self._stopped_by is None:
-            self._crew.wait_for_events(wake, TICK_SECONDS)
+            self._crew.wait_for_events(stop.wake, TICK_SECONDS)
             failure = self._attend_deaths(shared)
             if failure is not None:
                 return failure
-            self._take_reports(record)
+            self._take_reports(shared, record)
             record.tick()
             if self._stopped_by is not None:
                 break
-            if self._signal is not None:
-                self._stopped_by = self._signal_name()
+            if stop.number is not None:
+                self._stopped_by = stop.name
                 self._console.say(
                     f"{self._stopped_by}: finishing the batch and saving; once more ends at once"
                 )
-            elif self._goal_reached(shared, record):
+            elif not record.by_updates and record.goal_reached():
                 self._stopped_by = "stop_at_return"
         return None
-
-    def _goal_reached(self, shared: Shared, record: Record) -> bool:
-        goal, mean = shared.plan.config.stop_at_return, record.episodes.recent_return
-        if goal is None or mean is None or mean < goal or not record.episodes.every_env_finished:
-            return False
-        self._console.say(
-            f"the mean return of the last 100 episodes is {mean:.2f}, the goal {goal:g}"
-        )
-        return True
 
     def _attend_deaths(self, shared: Shared) -> str | None:
         """Replace dead rollout workers; return the story of a death that ends the run."""
@@ -248,24 +191,30 @@ class Supervisor:
         generation = shared.generation.load(worker) + 1
         shared.generation.store(worker, generation)
         self._crew.discharge(child)
-        start = RolloutStart(worker, generation, plan.config, self._families, plan)
+        start = RolloutStart(worker, generation, plan.config, self._registered, plan)
         self._crew.launch_rollout(start)
 
-    def _take_reports(self, record: Record) -> None:
+    def _take_reports(self, shared: Shared, record: Record) -> None:
         for report in self._crew.reports.drain():
             if isinstance(report, MetricsReport):
-                record.learner.add(report.metrics, report.updates)
                 self._update_seconds = report.metrics["perf/update_ms"] * 1e-3
-            elif isinstance(report, SavedReport) and report.error is not None:
-                self._console.say(
-                    f"no checkpoint could be written to {report.path}: {report.error}"
-                )
+                record.add(report)
+                if record.by_updates:
+                    self._judge(shared, record, report.through)
             elif isinstance(report, SavedReport):
-                self._console.say(f"saved {report.path}")
+                self._console.say(report.describe())
             elif isinstance(report, EndReport):
+                self._updates = report.through
                 self._console.say(f"the learner has finished after {report.steps:,} steps")
                 # Not its exit, a second later: what is recorded until then would be of no engine.
                 self._stopped_by = self._stopped_by or "total_steps"
+
+    def _judge(self, shared: Shared, record: Record, through: int) -> None:
+        """Compare the returns up to an update with the goal, for which the learner may wait."""
+        if self._stopped_by is None and record.goal_reached():
+            self._stopped_by = "stop_at_return"
+            shared.control.store(Control.STOP, 1)
+        shared.control.store(Control.JUDGED, through)
 
     def _stop(self, shared: Shared) -> str | None:
         """Let the learner finish and save, then everyone close; return the story of one that
@@ -289,6 +238,19 @@ class Supervisor:
         return next((child.story() for child in learner if child.exit_code() != 0), None)
 
 
+def _pickled(what: Any, given_to: str) -> bytes:
+    """By value where it was defined in a script or a notebook; ConfigError where that cannot be."""
+    try:
+        pickled: bytes = cloudpickle.dumps(what)
+    except Exception as error:
+        raise ConfigError(
+            f"What was given to {given_to} cannot be sent to other processes: "
+            f"{type(error).__name__}: {error}. Let the function make or open what it needs, rather "
+            "than refer to it."
+        ) from error
+    return pickled
+
+
 def allow_descriptors(needed: int) -> None:
     """Raise this process's soft limit on open files; ConfigError where the hard limit is lower.
 
@@ -305,45 +267,54 @@ def allow_descriptors(needed: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def run_dir_exists(run_dir: Path) -> str:
-    """Say why an existing run folder is refused."""
-    return f"--run-dir {run_dir} exists already; name another folder, or remove it."
+def tell_plan(console: Console, folder: RunFolder, plan: Plan, built: Built) -> None:
+    """Print what will run; from here on the run's folder has a log. ConfigError where it has
+    none."""
+    try:
+        console.open_log(folder.path / "log.txt")
+    except OSError as error:
+        raise ConfigError(f"--run-dir {folder.path} cannot be written: {error}.") from error
+    for line in [folder.note, *built.warnings]:
+        if line is not None:
+            console.say(line)
+    rows = plan.describe()
+    if folder.origin is not None:
+        source, start = folder.origin.run_dir, plan.start
+        if folder.origin.resume:
+            text = f"resumed after {start.steps:,} steps, {start.updates:,} updates"
+        else:
+            text = f"weights and normalisers of {source}"
+        rows.append(("begins", text))
+    console.say(table(rows))
 
 
 def train(config: TrainConfig) -> int:
     """Train with `config` from the main thread; return the exit code (0, 1, 130 or 143).
 
-    Raises ConfigError where the run is refused before it starts. A failure is told on the console,
-    last.
+    A resumed run (`config.resume`) keeps its own options, except those that differ here from their
+    defaults. Raises ConfigError where the run is refused before it starts. A failure is told on the
+    console, last; with `workers=0`, everything in this process, it is raised.
     """
-    config = check(config)
-    if config.seed is None:
-        config = dataclasses.replace(config, seed=draw_seed())
-    run_dir = config.run_dir or default_run_dir(config)
-    try:
-        exists = run_dir.exists()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--run-dir {str(run_dir)!r} cannot be used: {error}.") from error
-    if exists:
-        raise ConfigError(run_dir_exists(run_dir))
-    config = dataclasses.replace(config, run_dir=run_dir)
+    given = [
+        field.name
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != field.default
+    ]
+    return start_training(config, given)
+
+
+def start_training(config: TrainConfig, given: Collection[str]) -> int:
+    """`train` for a caller who knows which options the user has set: those in `given`."""
+    folder = choose_run_folder(as_declared(config), given)
     console = Console()
     try:
-        return Supervisor(config, run_dir, console).run()
+        if folder.config.workers == 0:
+            from fastrl.workers.single import train_in_this_process  # imports torch
+
+            return train_in_this_process(folder, console)
+        return Supervisor(folder, console).run()
     except ProcessDied as death:
         console.say(f"failed: {death}")
         return 1
     finally:
         console.close()
-
-
-def default_run_dir(config: TrainConfig) -> Path:
-    """Name of a run's folder where none was given: runs/<env>/<date-time>-<seed>."""
-    folder = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env).strip("-.") or "env"
-    name = f"{datetime.now():%Y%m%d-%H%M%S}-{config.seed}"
-    path = Path("runs") / folder / name
-    tries = 1
-    while path.exists():  # the same seed twice in a second, as a sweep may start it
-        tries += 1
-        path = Path("runs") / folder / f"{name}-{tries}"
-    return path

@@ -4,11 +4,13 @@
 
     columns ─▶ chunks of rows: gather, encoder (bf16 or f32) ─▶ heads (f32) ─▶ V-trace ─▶ loss
             ─▶ one backward pass ─▶ clip ─▶ Adam on one flat tensor
+    after the last epoch: statistics of observations and returns, the value head with them
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +18,15 @@ import torch
 from torch import Tensor
 
 from fastrl.algo.losses import LossTerms, appo_loss, importance_log_ratio
-from fastrl.algo.moments import merge_moments, no_moments
+from fastrl.algo.moments import (
+    Moments,
+    ReturnMoments,
+    merge_moments,
+    merge_returns,
+    no_moments,
+    no_returns,
+)
+from fastrl.algo.schedules import adapt_learning_rate
 from fastrl.algo.vtrace import vtrace_appo
 from fastrl.config import TrainConfig
 from fastrl.envs.spec import EnvSpec
@@ -31,7 +41,13 @@ IMAGE_MOMENT_ROWS = 256
 """Rows of a batch that go into the statistics of pixels: all of them would cost a tenth of an epoch
 and say no more."""
 
-MOMENTS_STREAM = 1 << 20
+RETURN_MEMORY = 64
+"""Batches of returns that the statistics remember: as the policy improves, returns move on."""
+
+KL_ROWS = 256
+"""Kept rows of a batch that the divergence between the policy before and after it is a mean of."""
+
+MOMENTS_STREAM, KL_STREAM = 1 << 20, 1 << 21
 """Beside the epochs, which number the other streams of random numbers of an update."""
 
 
@@ -44,14 +60,18 @@ class Updater:
         self._device = torch.device(config.device)
         self.network = ActorCritic(spec, config.section(ModelConfig)).to(self._device)
         self._flat = FlatParameters(self.network)
+        # On the device: a schedule that looks at the policy must not have the host wait for it.
+        self._learning_rate = torch.tensor(float(config.learning_rate), device=self._device)
         self._optimizer = torch.optim.Adam(
-            [self._flat.parameter], lr=config.learning_rate, eps=config.adam_eps, fused=True
+            [self._flat.parameter], lr=self._learning_rate, eps=config.adam_eps, fused=True
         )
         self.chunk_rows = chunk_rows(spec)
         self._normalizers = self.network.encoder.normalizers
         self._moments = {key: no_moments(spec.observation[key].shape) for key in self._normalizers}
         image = any(leaf.kind == "image" for leaf in spec.observation.values())
         self._moment_rows = IMAGE_MOMENT_ROWS if image else None
+        self._return_moments = no_returns(self._device)
+        self._targets: list[tuple[Tensor, Tensor]] = []  # of an epoch: v_t and valid rows
 
     @property
     def num_params(self) -> int:
@@ -70,33 +90,108 @@ class Updater:
             },
             "optimizer": self._optimizer.state_dict(),
             "moments": {key: moments._asdict() for key, moments in self._moments.items()},
+            "return_moments": self._return_moments._asdict(),
         }
 
+    def load_weights(self, state: dict[str, Any]) -> None:
+        """Take weights and normalisers of a checkpoint.
+
+        Raises KeyError, TypeError, ValueError or RuntimeError where it is of another network.
+        """
+        moments = {key: Moments(**state["moments"][key]) for key in self._moments}
+        returns = ReturnMoments(**state["return_moments"])
+        self.network.load_state_dict(state["model"])
+        self._moments = moments
+        self._return_moments = ReturnMoments(*(x.to(self._device) for x in returns))
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take all of a checkpoint; raises as `load_weights`."""
+        # The optimiser first: what does not fit must leave the weights alone.
+        self._optimizer.load_state_dict(state["optimizer"])
+        (group,) = self._optimizer.param_groups
+        self._learning_rate.copy_(torch.as_tensor(group["lr"]))
+        group["lr"] = self._learning_rate
+        self.load_weights(state)
+
     def update(
-        self, batch: Batch, reader: BatchReader, learning_rate: float, update: int
+        self,
+        batch: Batch,
+        reader: BatchReader,
+        update: int,
+        progress: float,
+        between: Callable[[], None] | None = None,
     ) -> dict[str, Tensor]:
         """Train `epochs` times on the kept rows of `batch`; return metrics as device tensors.
 
         Columns are permuted anew in each epoch, by (seed, update, epoch).
+
+        Args:
+            batch: with at least one kept row.
+            reader: reads its observations.
+            update: its number in the run, a key of what is drawn at random.
+            progress: share of the run's steps that were learned from before.
+            between: called after each optimiser step but the last; what the last one made is
+                complete only when this returns.
         """
         config = self._config
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+        if config.lr_schedule != "kl":
+            left = 1.0 - progress if config.lr_schedule == "linear" else 1.0
+            self._learning_rate.fill_(config.learning_rate * max(0.0, left))
+        metrics = {"charts/learning_rate": self._learning_rate.clone()}
+        kl_rows = self._kl_rows(batch, reader, update) if config.lr_schedule == "kl" else None
+        before = None if kl_rows is None else self._policy_params(reader, kl_rows)
         size = batch.num_columns // config.minibatches
         rows: list[Tensor] = []
         for epoch in range(config.epochs):
+            self._targets.clear()
             order = np.random.default_rng([config.seed, update, epoch]).permutation(
                 batch.num_columns
             )
             for start in range(0, size * config.minibatches, size):
                 columns = order[start : start + size]
                 if bool(batch.kept[:, columns].any()):
+                    if rows and between is not None:
+                        between()
                     rows.append(self._minibatch(batch, reader, columns))
-        self._merge_statistics(batch, reader, update)
+        if kl_rows is not None and before is not None:
+            kl = self.network.kl(before, self._policy_params(reader, kl_rows)).mean()
+            metrics["losses/kl"] = kl
+            self._learning_rate.copy_(
+                adapt_learning_rate(self._learning_rate, kl, config.target_kl)
+            )
+        self._merge_observations(batch, reader, update)
+        self._merge_returns()
         mean = torch.stack(rows).nanmean(dim=0)
-        return dict(zip(METRICS, mean.unbind(), strict=True))
+        return metrics | dict(zip(METRICS, mean.unbind(), strict=True))
 
-    def _merge_statistics(self, batch: Batch, reader: BatchReader, update: int) -> None:
+    def _kl_rows(self, batch: Batch, reader: BatchReader, update: int) -> np.ndarray:
+        """Observation rows of up to KL_ROWS kept rows, drawn at random: int64 [n]."""
+        times, columns = np.nonzero(batch.kept.numpy())
+        if len(times) > KL_ROWS:
+            rng = np.random.default_rng([self._config.seed, update, KL_STREAM])
+            chosen = rng.choice(len(times), KL_ROWS, replace=False)
+            times, columns = times[chosen], columns[chosen]
+        return reader.rows_at(batch.first_row[columns], times)
+
+    @torch.no_grad()
+    def _policy_params(self, reader: BatchReader, rows: np.ndarray) -> dict[str, Tensor]:
+        """The distributions' parameters at observation rows, by the present weights."""
+        with self._autocast():
+            features = self._features(reader, rows)
+        return self.network.heads(features).params
+
+    def _merge_returns(self) -> None:
+        """Merge the last epoch's targets of valid rows; no value in reward units changes by it."""
+        if self.network.return_normalizer is None:
+            return
+        targets = torch.cat([target.flatten() for target, _ in self._targets])
+        valid = torch.cat([rows.flatten() for _, rows in self._targets])
+        longest = RETURN_MEMORY * self._config.batch_size
+        self._return_moments = merge_returns(self._return_moments, targets, valid, longest)
+        _, mean, variance = self._return_moments
+        self.network.rescale_returns(mean, variance.sqrt())
+
+    def _merge_observations(self, batch: Batch, reader: BatchReader, update: int) -> None:
         """Merge the batch's valid observations into the normalisers' statistics."""
         if not self._normalizers:
             return
@@ -169,12 +264,14 @@ class Updater:
             rho_bar=config.rho_bar,
             c_bar=config.c_bar,
         )
+        self._targets.append((returns.vs, ~ignored))
+        network = self.network
         return appo_loss(
             log_prob,
             entropy,
-            value,
+            output.normalized_value.view(T, B),
             behaviour,
-            returns,
+            returns._replace(vs=network.normalize_returns(returns.vs)),
             weight,
             ignored,
             clip=config.clip,

@@ -98,7 +98,12 @@ def test_a_second_run_does_not_touch_the_first(tmp_path):
         (["--env", "envpool:CartPole-v1", "--workers", "none"], "--workers"),
         (["--env", "envpool:CartPole-v1", "--hidden", "0"], "--hidden"),
         (["--env", "atari:Pong", "--noop-max", "0"], "--noop-max is 0"),
-        (["--env", "envpool:CartPole-v1", "--workers", "0"], "--workers is 0"),
+        (["--env", "envpool:CartPole-v1", "--workers", "-1"], "--workers is -1"),
+        (["--env", "envpool:CartPole-v1", "--workers", "0", "--mode", "async"], "--workers 0 runs"),
+        (["--env", "envpool:CartPole-v1", "--resume", "must"], "--resume must needs --run-dir"),
+        (["--env", "envpool:CartPole-v1", "--resume", "must", "--run-dir", "x"], "there is no run"),
+        (["--env", "envpool:CartPole-v1", "--init-from", "x"], "--init-from x is not a run's"),
+        ([], "--env is not given"),
         (["--env", "envpool:CartPole-v1", "--gamma", "nan"], "--gamma is nan"),
         (["--env", "envpool:CartPole-v1", "--batch-size", "1000"], "--batch-size 1000"),
         (["--env", "envpool:CartPole-v1", "--preset", "atri"], "no preset 'atri'"),
@@ -381,9 +386,12 @@ def test_a_main_that_fails_by_itself_leaves_no_process_and_does_not_wait(tmp_pat
 from fastrl.config import TrainConfig
 from fastrl.workers.crew import Crew
 from fastrl.workers.rollout import RolloutStart
+import cloudpickle
+from fastrl.envs import registered
 crew = Crew()
 config = TrainConfig(env="envpool:CartPole-v1", workers=1, seed=1)
-crew.expect(crew.launch_rollout(RolloutStart(0, 0, config, b"\\x80\\x04}.", None)), "spec")
+start = RolloutStart(0, 0, config, cloudpickle.dumps(registered()), None)
+crew.expect(crew.launch_rollout(start), "spec")
 crew.launch_learner()
 raise RuntimeError("main has a fault")
 """,

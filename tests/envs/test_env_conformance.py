@@ -11,30 +11,54 @@ from fastrl.envs.envpool_adapter import DirectExchange, PublicExchange
 from fastrl.envs.seeding import env_rng, env_seed
 from fastrl.envs.spec import sample_actions
 
-# id -> options under which 45 steps of 4 environments contain done rows.
 SHORT = EnvOptions(max_episode_steps=17)
+VECTOR = EnvOptions(vector_entry_point=True)
+# name -> id and options under which 45 steps of 4 environments contain done rows.
 CASES = {
-    "atari:Pong": SHORT,
-    "atari:Breakout": EnvOptions(),
-    "envpool:CartPole-v1": EnvOptions(),
-    "envpool:Pendulum-v1": SHORT,
-    "envpool:MountainCar-v0": SHORT,
-    "envpool:Taxi-v3": SHORT,
-    "envpool:HalfCheetah-v4": SHORT,
-    "envpool:MetaWorld/Reach-v3": SHORT,
+    "atari:Pong": ("atari:Pong", SHORT),
+    "atari:Breakout": ("atari:Breakout", EnvOptions()),
+    "envpool:CartPole-v1": ("envpool:CartPole-v1", EnvOptions()),
+    "envpool:Pendulum-v1": ("envpool:Pendulum-v1", SHORT),
+    "envpool:MountainCar-v0": ("envpool:MountainCar-v0", SHORT),
+    "envpool:Taxi-v3": ("envpool:Taxi-v3", SHORT),
+    "envpool:HalfCheetah-v4": ("envpool:HalfCheetah-v4", SHORT),
+    "envpool:MetaWorld/Reach-v3": ("envpool:MetaWorld/Reach-v3", SHORT),
+    "gym:CartPole-v1": ("gym:CartPole-v1", EnvOptions()),
+    "gym:Pendulum-v1": ("gym:Pendulum-v1", SHORT),
+    "gym:Taxi-v4": ("gym:Taxi-v4", SHORT),
+    "gym:CartPole-v1, vector": ("gym:CartPole-v1", VECTOR),
+    "py:toys:Ledger": ("py:toys:Ledger", EnvOptions()),
+    "py:toys:ledgers": ("py:toys:ledgers", EnvOptions()),
 }
+ENVPOOL = [case for case in CASES if case.startswith(("atari:", "envpool:"))]
+# One generator for all, and all or none are stepped.
+VECTORS = ["gym:CartPole-v1, vector", "py:toys:ledgers"]
+CARTPOLE = ((4,), "float32", "vector", (), "int32")
+LEDGER = ((3,), "float32", "vector", (), "int32")
 SPECS = {
     "atari:Pong": ((4, 84, 84), "uint8", "image", (), "int32"),
     "atari:Breakout": ((4, 84, 84), "uint8", "image", (), "int32"),
-    "envpool:CartPole-v1": ((4,), "float32", "vector", (), "int32"),
+    "envpool:CartPole-v1": CARTPOLE,
     "envpool:Pendulum-v1": ((3,), "float32", "vector", (1,), "float32"),
     "envpool:MountainCar-v0": ((2,), "float32", "vector", (), "int32"),
     "envpool:Taxi-v3": ((), "int32", "discrete", (), "int32"),
     "envpool:HalfCheetah-v4": ((17,), "float32", "vector", (6,), "float32"),
     "envpool:MetaWorld/Reach-v3": ((39,), "float32", "vector", (4,), "float32"),
+    "gym:CartPole-v1": CARTPOLE,
+    "gym:Pendulum-v1": ((3,), "float32", "vector", (1,), "float32"),
+    "gym:Taxi-v4": ((), "int32", "discrete", (), "int32"),
+    "gym:CartPole-v1, vector": CARTPOLE,
+    "py:toys:Ledger": LEDGER,
+    "py:toys:ledgers": LEDGER,
 }
 STEPS = 45
-cases = pytest.mark.parametrize("env_id", CASES)
+cases = pytest.mark.parametrize("case", CASES)
+cases_of_own_generators = pytest.mark.parametrize("case", [c for c in CASES if c not in VECTORS])
+
+
+def group_of(case, **keywords):
+    env_id, options = CASES[case]
+    return Group(env_id, options, **keywords)
 
 
 def assert_same(a, b, columns=slice(None)):
@@ -47,25 +71,25 @@ def played():
     """Rows of every case, played once."""
     rows = {}
 
-    def get(env_id):
-        if env_id not in rows:
-            rows[env_id] = Group(env_id, CASES[env_id]).play(STEPS)
-        return rows[env_id]
+    def get(case):
+        if case not in rows:
+            rows[case] = group_of(case).play(STEPS)
+        return rows[case]
 
     return get
 
 
 @cases
-def test_the_spec_is_told_without_an_environment_and_travels(env_id):
-    spec = describe(env_id, CASES[env_id])
+def test_the_spec_is_told_and_travels(case):
+    spec = describe(*CASES[case])
     obs, action = spec.observation["obs"], spec.action["action"]
-    assert (obs.shape, obs.dtype, obs.kind, action.shape, action.dtype) == SPECS[env_id]
+    assert (obs.shape, obs.dtype, obs.kind, action.shape, action.dtype) == SPECS[case]
     assert pickle.loads(pickle.dumps(spec)) == spec
 
 
 @cases
-def test_every_value_is_written_and_finite(env_id, played):
-    rows = played(env_id)
+def test_every_value_is_written_and_finite(case, played):
+    rows = played(case)
     assert np.isfinite(rows.reward).all()
     assert np.isfinite(rows.obs).all()
     if rows.obs.dtype == np.float32:
@@ -75,8 +99,8 @@ def test_every_value_is_written_and_finite(env_id, played):
 
 
 @cases
-def test_the_row_after_a_done_row_only_resets(env_id, played):
-    rows = played(env_id)
+def test_the_row_after_a_done_row_only_resets(case, played):
+    rows = played(case)
     resets = rows.resets
     assert resets.any()
     assert not rows.reward[resets].any()
@@ -86,9 +110,9 @@ def test_the_row_after_a_done_row_only_resets(env_id, played):
 
 
 @cases
-def test_the_action_of_a_reset_row_has_no_effect(env_id, played):
-    rows = played(env_id)
-    other = Group(env_id, CASES[env_id])
+def test_the_action_of_a_reset_row_has_no_effect(case, played):
+    rows = played(case)
+    other = group_of(case)
     spec = other.action_spec
     plan = rows.action.copy()
     turned = (plan + 1) % spec.n if spec.kind == "discrete" else -plan
@@ -96,25 +120,25 @@ def test_the_action_of_a_reset_row_has_no_effect(env_id, played):
     assert_same(rows, other.play(STEPS, lambda t, obs: plan[t]))
 
 
-@cases
-def test_rows_do_not_depend_on_how_environments_are_spread_over_groups(env_id, played):
-    whole = played(env_id)
+@cases_of_own_generators
+def test_rows_do_not_depend_on_how_environments_are_spread_over_groups(case, played):
+    whole = played(case)
     for first in (0, 2):
-        part = Group(env_id, CASES[env_id], num_envs=2, first=first)
+        part = group_of(case, num_envs=2, first=first)
         assert_same(whole, part.play(STEPS), slice(first, first + 2))
 
 
-@cases
-def test_stagger_equals_the_same_actions_played_by_hand(env_id):
+@cases_of_own_generators
+def test_stagger_equals_the_same_actions_played_by_hand(case):
     steps = np.array([0, 1, 18, 25])
-    group = Group(env_id, CASES[env_id], seed=5)
+    group = group_of(case, seed=5)
     returns, lengths = group.reset(steps, [env_rng(3, i) for i in range(4)])
     assert returns.dtype == np.float64 and lengths.dtype == np.int64
     after = group.obs.copy()
     group.step(group.actions(1)[0])
 
     for i, count in enumerate(steps):
-        alone = Group(env_id, CASES[env_id], num_envs=1, first=i, seed=5)
+        alone = group_of(case, num_envs=1, first=i, seed=5)
         alone.reset()
         plan = sample_actions(alone.action_spec, int(count), env_rng(3, i))
         total, length, played, done = 0.0, 0, 0, False
@@ -135,18 +159,18 @@ def test_stagger_equals_the_same_actions_played_by_hand(env_id):
         assert group.out.reward[i] == alone_out.reward[0]
 
 
-@cases
-def test_both_ways_into_envpool_give_the_same_rows(env_id, played, monkeypatch):
-    assert isinstance(Group(env_id, CASES[env_id]).env._exchange, DirectExchange)
+@pytest.mark.parametrize("case", ENVPOOL)
+def test_both_ways_into_envpool_give_the_same_rows(case, played, monkeypatch):
+    assert isinstance(group_of(case).env._exchange, DirectExchange)
     monkeypatch.setattr(DirectExchange, "fits", lambda pool: False)
-    public = Group(env_id, CASES[env_id])
+    public = group_of(case)
     assert isinstance(public.env._exchange, PublicExchange)
-    assert_same(played(env_id), public.play(STEPS))
+    assert_same(played(case), public.play(STEPS))
 
 
 @cases
-def test_a_second_reset_starts_new_episodes_even_in_the_middle(env_id):
-    group = Group(env_id, CASES[env_id])
+def test_a_second_reset_starts_new_episodes_even_in_the_middle(case):
+    group = group_of(case)
     group.reset()
     for action in group.actions(5):
         group.step(action)
@@ -161,8 +185,8 @@ def test_a_second_reset_starts_new_episodes_even_in_the_middle(env_id):
 
 
 @cases
-def test_close_twice_then_step(env_id):
-    group = Group(env_id, CASES[env_id])
+def test_close_twice_then_step(case):
+    group = group_of(case)
     group.reset()
     group.env.close()
     group.env.close()
@@ -178,26 +202,35 @@ def test_no_two_environments_of_a_run_share_a_seed():
 
 
 @pytest.mark.parametrize(
-    "env_id", ["envpool:CartPole-v1", "envpool:Pendulum-v1", "envpool:HalfCheetah-v4"]
+    "case",
+    [
+        "envpool:CartPole-v1",
+        "envpool:Pendulum-v1",
+        "envpool:HalfCheetah-v4",
+        "gym:Pendulum-v1",
+        *VECTORS,
+    ],
 )
-def test_environments_begin_differently_and_runs_too(env_id):
-    first = Group(env_id, num_envs=8, seed=1)
-    second = Group(env_id, num_envs=8, seed=2)
+def test_environments_begin_differently_and_runs_too(case):
+    first = group_of(case, num_envs=8, seed=1)
+    second = group_of(case, num_envs=8, seed=2)
     first.reset()
     second.reset()
     assert len(np.unique(np.concatenate([first.obs, second.obs]), axis=0)) == 16
 
 
-def test_a_wrong_action_shape_is_refused():
-    group = Group("envpool:CartPole-v1")
+@pytest.mark.parametrize("case", ["envpool:CartPole-v1", "gym:CartPole-v1", *VECTORS])
+def test_a_wrong_action_shape_is_refused(case):
+    group = group_of(case)
     group.reset()
     with pytest.raises(ValueError, match=r"shape \(3,\), but 4 environments"):
         group.step(np.zeros(3))
 
 
+@pytest.mark.parametrize("case", ["envpool:CartPole-v1", "gym:CartPole-v1"])
 @pytest.mark.parametrize(("steps", "rngs"), [([1, 2], 2), ([1, 2, 3, -1], 4), ([1, 2, 3, 4], 3)])
-def test_a_wrong_stagger_is_refused(steps, rngs):
-    group = Group("envpool:CartPole-v1")
+def test_a_wrong_stagger_is_refused(case, steps, rngs):
+    group = group_of(case)
     with pytest.raises(ValueError, match=r"stagger"):
         group.reset(np.array(steps), [env_rng(0, i) for i in range(rngs)])
     with pytest.raises(ValueError, match="4 stagger_steps and 0 rngs"):

@@ -21,7 +21,7 @@ from fastrl.errors import ConfigError, UnsupportedEnvironment
     ("env_id", "words"),
     [
         ("Pong", "has no family: write family:name, did you mean atari:Pong?"),
-        ("CartPole-v1", "did you mean envpool:CartPole-v1 or"),
+        ("CartPole-v1", "did you mean envpool:CartPole-v1 or gym:CartPole-v1 or"),
         ("ALE/Pong-v5", "did you mean atari:Pong?"),
         ("atari:pong", "There is no environment 'atari:pong', did you mean atari:Pong?"),
         ("atari:Pong-v5", "did you mean atari:Pong?"),
@@ -31,10 +31,13 @@ from fastrl.errors import ConfigError, UnsupportedEnvironment
         ("envpool:Pong-v5", "did you mean atari:Pong?"),
         ("envpool:cartpole-v1", "did you mean envpool:CartPole-v1"),
         ("envpool:CartPole-v9", "did you mean envpool:CartPole-v1"),
-        ("foo:Pong", "There is no family foo: (of 'foo:Pong'), only atari: and envpool:"),
-        ("gym:CartPole-v1", "comes in a later version; this one has atari: and envpool:"),
-        ("py:mine.make", "comes in a later version"),
-        ("ale:Pong", "comes in a later version"),
+        ("envpool:a:b", "There is no environment 'envpool:a:b'"),
+        (
+            "foo:Pong",
+            "There is no family foo: (of 'foo:Pong'), only atari:, envpool:, gym: and py:, did you "
+            "mean atari:Pong?",
+        ),
+        ("ale:Pong", "comes in a later version; this one has atari:, envpool:, gym: and py:, did"),
         ("atari:", "There is no environment 'atari:'"),
         ("envpool:qqqqqqqqqqqq", "try one like atari:Pong"),
     ],
@@ -166,7 +169,15 @@ def test_a_family_of_ones_own(monkeypatch):
         register_family("Toy:", family)
 
 
-@pytest.mark.parametrize("env_id", ["atari:Pong", "envpool:CartPole-v1"])
+@pytest.mark.parametrize(
+    "env_id",
+    [
+        "atari:Pong",
+        "envpool:CartPole-v1",
+        "gym:Pendulum-v1",
+        "py:gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv",
+    ],
+)
 def test_a_rollout_process_imports_no_torch_and_prints_nothing(env_id):
     program = f"""
 import sys

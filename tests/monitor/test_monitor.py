@@ -31,8 +31,24 @@ def regions():
     return layout.views(arena.map(arena.extend(layout.nbytes)))
 
 
-def episodes(*rows: tuple[int, int, float]) -> bytes:
-    return np.array(list(rows), EPISODE_DTYPE).tobytes()
+def episodes(*rows: tuple) -> bytes:
+    """Of (environment, length, return), all of row 0, or with the row as a fourth number."""
+    return np.array([(*row, 0)[:4] for row in rows], EPISODE_DTYPE).tobytes()
+
+
+def test_episodes_of_later_rows_wait_and_all_come_in_the_order_of_rows(regions):
+    log = EpisodeLog(regions["rings"], num_envs=3)
+    first, second = (ByteRing(region) for region in regions["rings"])
+    first.push(episodes((1, 4, 7.0, 3), (0, 5, 5.0, 8)))
+    second.push(episodes((2, 6, 1.0, 2)))
+    log.drain(before_row=4)
+    assert list(log._recent) == [1.0, 7.0], "by row, not as they came"
+    second.push(episodes((2, 3, 3.0, 8)))
+    log.drain(before_row=8)
+    assert len(log._recent) == 2
+    log.drain(before_row=9)
+    assert list(log._recent) == [1.0, 7.0, 5.0, 3.0]
+    assert log.take()["charts/episodic_length"] == 4.5
 
 
 def test_the_mean_of_the_last_hundred_counts_once_every_environment_has_finished(regions):
@@ -70,6 +86,10 @@ def test_rates_and_shares_are_of_the_time_between_two_records(regions, monkeypat
         name: Counters(regions[name]) for name in ("progress", "rollout", "inference", "learner")
     }
     meter = RateMeter(Counts(*counters.values()), frame_skip=4)
+    counters["progress"].store(1, 400)
+    now[0] += 1_000_000_000
+    assert meter.take() == {"charts/SPS": 400.0, "charts/FPS": 1600.0}, "one process waits for none"
+    counters["learner"].store(Clock.STARTED, 1)
     now[0] += 2_000_000_000
     counters["progress"].store(0, 5 << ROW_SHIFT | 600)
     counters["progress"].store(2, 31 << ROW_SHIFT | 200)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import counting
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from fastrl.models.policy import ActorCritic
 from fastrl.monitor.accounts import ROW_SHIFT
 from fastrl.shm import Arena
 from fastrl.workers.inference import Inference, _patience
+from fastrl.workers.plan import Start
 from fastrl.workers.shared import Shared
 
 
@@ -23,7 +26,7 @@ def engine():
     arena = Arena.create()
     spec = counting.spec("count:x")
     torch.manual_seed(0)
-    network = ActorCritic(spec, ModelConfig())
+    network = ActorCritic(spec, ModelConfig(normalize_obs=True, normalize_returns=True))
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.uniform_(-0.5, 0.5)
@@ -95,9 +98,27 @@ def test_actions_do_not_depend_on_the_batch_that_a_group_is_in(engine):
     for group in (2, 0, 3, 1):
         again.run(np.array([group]))
     np.testing.assert_array_equal(shared.action["action"], together)
-    again.run(np.array([0]))
+
+
+def test_noise_is_keyed_by_the_row_and_by_those_before_a_resume(engine):
+    shared, _, flat, inference = engine
+    shared.weights().publish(flat.data.detach().numpy())
+    inference.refresh()
     slot, row = place(shared, 0)
-    assert (shared.action["action"][slot, row] != together[slot, row]).any(), "new noise each time"
+    drawn = []
+    for later in range(3):
+        shared.obs["obs"][slot, row + later] = shared.obs["obs"][slot, row]
+        shared.progress.store(0, (row + later) << ROW_SHIFT)
+        inference.run(np.array([0]))
+        drawn.append(shared.action["action"][slot, row + later].tolist())
+    assert len(set(map(tuple, drawn))) > 1, "new noise in each row"
+    resumed = dataclasses.replace(shared.plan, start=Start(rows=2))
+    shared.plan = resumed
+    again = Inference(shared, ActingPolicy(resumed.spec, resumed.config))
+    again.refresh()
+    shared.progress.store(0, row << ROW_SHIFT)
+    again.run(np.array([0]))
+    assert shared.action["action"][slot, row].tolist() == drawn[2], "it goes on where it was"
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_episode_statistics_are_those_of_whole_episodes():
                 rewards[e].append(float(shared.reward[slot, row, e]))
                 if shared.terminated[slot, row, e] or shared.truncated[slot, row, e]:
                     index = plan.envs_per_group + e
-                    expected.append((index, len(rewards[e]), sum(rewards[e])))
+                    expected.append((index, len(rewards[e]), sum(rewards[e]), 4 * nth + row))
                     rewards[e] = []
         harness.return_slot(1)
         harness.worker.resume(1)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from engine import act_for, column, make_plan
 
+from fastrl.envs.registry import Registered
 from fastrl.workers.crew import Crew
 from fastrl.workers.rollout import RolloutStart
 from fastrl.workers.shared import GENERATION_SHIFT, GROUP_MASK, Shared
@@ -29,7 +30,7 @@ class Drive:
         self.plan = make_plan(self.crew.arena, counting.spec("count:x"), **options)
         self.shared = Shared(self.plan, self.crew.arena)
         cloudpickle.register_pickle_by_value(counting)
-        self.families = cloudpickle.dumps({"count": counting.FAMILY})
+        self.registered = cloudpickle.dumps(Registered({"count": counting.FAMILY}, {}))
         self.workers = [self.start(w, 0) for w in range(self.plan.num_workers)]
         self.ready_inbox = self.shared.inference_inbox()
         self.acted = self.shared.inference_outbox()
@@ -41,7 +42,7 @@ class Drive:
     def start(self, worker: int, generation: int):
         plan = self.plan
         return self.crew.launch_rollout(
-            RolloutStart(worker, generation, plan.config, self.families, plan)
+            RolloutStart(worker, generation, plan.config, self.registered, plan)
         )
 
     def replace(self, worker: int) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from fastrl.config import TrainConfig
 from fastrl.errors import ConfigError
-from fastrl.workers.supervisor import allow_descriptors, default_run_dir
+from fastrl.workers.run_folder import default_run_dir
+from fastrl.workers.supervisor import allow_descriptors
 
 
 @pytest.fixture

@@ -1,0 +1,198 @@
+"""The folder of a run: a new one, or one whose run goes on; what a run begins with.
+
+::
+
+    options ─┬─ --run-dir is new ──────────────────▶ a new run, perhaps --init-from another
+             └─ it exists, --resume auto or must ──▶ its config.toml, changed by what was given
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from fastrl.checkpoint import find_checkpoints
+from fastrl.config import TrainConfig, check, draw_seed
+from fastrl.config_file import load_config, write_config
+from fastrl.envs.options import EnvOptions
+from fastrl.errors import ConfigError
+from fastrl.models.config import ModelConfig
+from fastrl.option_types import flag_of
+
+CONFIG_FILE = "config.toml"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The run whose newest checkpoint a run begins with."""
+
+    run_dir: Path
+    resume: bool
+    """Go on from all of it; else take weights and normalisers alone."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What is decided before any process starts; nothing has been written yet."""
+
+    config: TrainConfig
+    path: Path
+    origin: Origin | None
+    exists: bool
+    note: str | None = None
+    """Something worth telling before the plan."""
+
+
+def choose_run_folder(config: TrainConfig, given: Collection[str]) -> RunFolder:
+    """Decide where the run of a checked configuration lives, and what it begins with.
+
+    Args:
+        config: the options, of their declared types.
+        given: names of the options that the user has set; a resumed run keeps all others.
+
+    Raises:
+        ConfigError: the folder is there and must not be, or the other way round; it holds no run
+            that can go on; an option is given that a resumed run cannot change.
+    """
+    path = config.run_dir
+    if path is None:
+        if config.resume != "never":
+            raise ConfigError(
+                f"--resume {config.resume} needs --run-dir, the folder of the run that is to go on."
+            )
+    elif _exists(path):
+        if config.resume == "never":
+            raise ConfigError(
+                f"--run-dir {path} exists already; name another folder, or go on with the run in "
+                "it by --resume must."
+            )
+        return _existing(config, path, given)
+    elif config.resume == "must":
+        raise ConfigError(
+            f"--run-dir {path} does not exist, so there is no run to resume; --resume auto would "
+            "begin one."
+        )
+    config = check(config)
+    if config.seed is None:
+        config = dataclasses.replace(config, seed=draw_seed())
+    path = path or default_run_dir(config)
+    origin = None
+    if config.init_from is not None:
+        if not (config.init_from / CONFIG_FILE).is_file():
+            raise ConfigError(
+                f"--init-from {config.init_from} is not a run's folder: it has no {CONFIG_FILE}."
+            )
+        if not find_checkpoints(config.init_from):
+            raise ConfigError(f"--init-from {config.init_from} has no checkpoint yet.")
+        origin = Origin(config.init_from, resume=False)
+    return RunFolder(dataclasses.replace(config, run_dir=path), path, origin, exists=False)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--run-dir {str(path)!r} cannot be used: {error}.") from error
+
+
+def _existing(config: TrainConfig, path: Path, given: Collection[str]) -> RunFolder:
+    if not (path / CONFIG_FILE).is_file():
+        raise ConfigError(
+            f"--run-dir {path} holds no run that could be resumed: it has no {CONFIG_FILE}."
+        )
+    config = _go_on(load_config(path / CONFIG_FILE), config, path, given)
+    if find_checkpoints(path):
+        return RunFolder(config, path, Origin(path, resume=True), exists=True)
+    if config.resume == "must":
+        raise ConfigError(
+            f"The run in {path} has no checkpoint yet; --resume auto begins it once more."
+        )
+    note = f"the run in {path} has no checkpoint yet: it begins once more"
+    origin = None if config.init_from is None else Origin(config.init_from, resume=False)
+    return RunFolder(config, path, origin, exists=True, note=note)
+
+
+# What the weights, the optimiser and the random numbers of a run hang on.
+_FIXED = (
+    "env", "seed", "init_from", "preset",
+    *(field.name for field in dataclasses.fields(ModelConfig)),
+    *(field.name for field in dataclasses.fields(EnvOptions)),
+)  # fmt: skip
+
+
+def _go_on(
+    stored: TrainConfig, config: TrainConfig, path: Path, given: Collection[str]
+) -> TrainConfig:
+    """The stored options with those that were given anew."""
+    changed = {
+        name: getattr(config, name)
+        for name in given
+        if getattr(config, name) != getattr(stored, name) and name not in ("resume", "run_dir")
+    }
+    for name in _FIXED:
+        if name in changed:
+            raise ConfigError(
+                f"{flag_of(name)} is {changed[name]}, but the run in {path} has "
+                f"{getattr(stored, name)}, which a resumed run keeps; leave it out, or begin "
+                "another run (with --init-from, where the network stays the same)."
+            )
+    if changed.keys() & {"workers", "groups_per_worker"} and "envs_per_worker" not in changed:
+        # The same environments, spread anew.
+        total = max(1, int(stored.workers)) * stored.envs_per_worker
+        workers = changed.get("workers", stored.workers)
+        if workers != "auto" and total % max(1, workers) == 0:
+            changed["envs_per_worker"] = total // max(1, workers)
+    if changed.get("workers") == 0 and "mode" not in changed:
+        changed["mode"] = "sync"
+    if changed.get("mode", stored.mode) != stored.mode and "log_every" not in changed:
+        changed["log_every"] = None
+    return check(dataclasses.replace(stored, **changed, run_dir=path, resume=config.resume))
+
+
+@contextlib.contextmanager
+def open_run_folder(folder: RunFolder, config: TrainConfig) -> Iterator[None]:
+    """Create the folder, or take it over, and write the resolved configuration into it.
+
+    It is locked meanwhile, so that no second process goes on with the same run. Raises ConfigError
+    where it cannot be written, or is in use.
+    """
+    path = folder.path
+    try:
+        path.mkdir(parents=True, exist_ok=folder.exists)
+        # The kernel drops the lock when this process ends, however it ends.
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except FileExistsError as error:
+        raise ConfigError(f"--run-dir {path} exists already; name another folder.") from error
+    except OSError as error:
+        raise ConfigError(f"--run-dir {path} cannot be written: {error}.") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A run that is resumed later is asked for again.
+            write_config(path / CONFIG_FILE, dataclasses.replace(config, resume="never"))
+        except BlockingIOError as error:
+            raise ConfigError(f"The run in {path} is going on in another process.") from error
+        except OSError as error:
+            raise ConfigError(f"--run-dir {path} cannot be written: {error}.") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def default_run_dir(config: TrainConfig) -> Path:
+    """Name of a run's folder where none was given: runs/<env>/<date-time>-<seed>."""
+    folder = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env).strip("-.") or "env"
+    name = f"{datetime.now():%Y%m%d-%H%M%S}-{config.seed}"
+    path = Path("runs") / folder / name
+    tries = 1
+    while path.exists():  # the same seed twice in a second, as a sweep may start it
+        tries += 1
+        path = Path("runs") / folder / f"{name}-{tries}"
+    return path
