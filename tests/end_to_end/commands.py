@@ -22,26 +22,39 @@ class Command:
     """A started command; every process of its family carries a mark in its environment."""
 
     def __init__(
-        self, *arguments: str, cwd: Path, program: str = "fastrl-train", safe_path: bool = False
+        self,
+        *arguments: str,
+        cwd: Path,
+        program: str = "fastrl-train",
+        safe_path: bool = False,
+        cores: set[int] | None = None,
     ) -> None:
+        """Start it, on these cores alone if they are given."""
         self.mark = uuid.uuid4().hex
         entry = {"fastrl-train": "train_main", "fastrl-eval": "eval_main"}[program]
         call = f"import sys; from fastrl.cli import {entry}; sys.exit({entry}())"
         # With -P as the installed command: `python -c` would look into the current folder first.
         flags = ["-P"] if safe_path else []
-        self._start([sys.executable, *flags, "-c", call, *map(str, arguments)], cwd)
+        self._start([sys.executable, *flags, "-c", call, *map(str, arguments)], cwd, cores)
 
     @classmethod
-    def script(cls, text: str, cwd: Path) -> Command:
-        """Run a user's script, as `python script.py`."""
+    def script(cls, text: str, cwd: Path, *arguments: str) -> Command:
+        """Run a user's script, as `python script.py arguments`."""
         command = cls.__new__(cls)
         command.mark = uuid.uuid4().hex
         path = cwd / "script.py"
         path.write_text(text)
-        command._start([sys.executable, str(path)], cwd)
+        command._start([sys.executable, str(path), *arguments], cwd)
         return command
 
-    def _start(self, call: list[str], cwd: Path) -> None:
+    def _start(self, call: list[str], cwd: Path, cores: set[int] | None = None) -> None:
+        def before() -> None:
+            # A suite that runs in the background of a shell has SIGINT ignored, and children
+            # inherit that until they set a handler of their own.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            if cores is not None:
+                os.sched_setaffinity(0, cores)
+
         self.process = subprocess.Popen(
             call,
             cwd=cwd,
@@ -50,9 +63,7 @@ class Command:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            # A suite that runs in the background of a shell has SIGINT ignored, and children
-            # inherit that until they set a handler of their own.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=before,
         )
         self.output = ""
 

@@ -1,0 +1,233 @@
+"""Runs that go on from a checkpoint, and runs that begin with another's weights.
+
+In this process (`workers=0`) where the claim is about state, from outside where it is about
+processes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from commands import TINY, Command
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_modes import assert_same_tensors
+
+import fastrl
+from fastrl import TrainConfig, checkpoint
+from fastrl.config_file import load_config
+from fastrl.errors import ConfigError
+
+torch.set_num_threads(1)
+
+SMALL = {
+    "env": "envpool:CartPole-v1", "workers": 0, "envs_per_worker": 16, "rollout_length": 8,
+    "seed": 4, "log_every": "2u", "save_every": "4u", "total_steps": 1400, "learning_rate": 1e-3,
+}  # fmt: skip
+
+
+def train(run: Path, **options) -> Path:
+    assert fastrl.train(TrainConfig(**{**SMALL, "run_dir": run, **options})) == 0
+    return run
+
+
+def resume(run: Path, **options) -> Path:
+    assert fastrl.train(TrainConfig(run_dir=run, resume="must", **options)) == 0
+    return run
+
+
+def copy_with(run: Path, path: Path, to: Path) -> Path:
+    """The run as it was when its checkpoint `path` was the newest one."""
+    (to / "checkpoints").mkdir(parents=True)
+    shutil.copy(run / "config.toml", to)
+    shutil.copy(run / "metrics.jsonl", to)
+    shutil.copy(path, to / "checkpoints")
+    return to
+
+
+def newest(run: Path) -> dict:
+    return checkpoint.load(checkpoint.find_checkpoints(run)[-1])
+
+
+def records(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "kl", "constant"])
+@pytest.mark.parametrize("publish", ["batch", "step"])
+def test_a_resumed_run_has_the_state_of_the_uninterrupted_one(tmp_path, schedule, publish):
+    run = train(tmp_path / "whole", lr_schedule=schedule, publish=publish)
+    early = checkpoint.find_checkpoints(run)[0]
+    then = checkpoint.load(early)
+    assert 0 < then["updates"] == 4 < newest(run)["updates"]
+    # Loaded, and saved again without a step: optimiser, schedule and normalisers, bit for bit.
+    again = resume(copy_with(run, early, tmp_path / "again"), total_steps=1)
+    assert_same_tensors(newest(again), then)
+    # Gone on with: the same rate in the next update, and the rest of the steps.
+    first, second = (
+        resume(copy_with(run, early, tmp_path / name), log_every="1u") for name in ("a", "b")
+    )
+    assert_same_tensors(newest(first), newest(second))
+    assert newest(first)["steps"] >= 1400
+    if schedule != "kl":  # that one depends on what other environments show
+        lines = records(first)
+        mark = next(i for i, line in enumerate(lines) if line.get("resumed"))
+        left = 1 - then["steps"] / 1400 if schedule == "linear" else 1.0
+        assert lines[mark + 1]["charts/learning_rate"] == pytest.approx(1e-3 * left)
+    assert newest(first)["rows"] == 8 * newest(first)["updates"]
+
+
+def test_a_resumed_run_plays_other_episodes_and_draws_other_numbers(tmp_path):
+    run = train(tmp_path / "run", total_steps=500)
+    state = newest(run)
+    state |= {"steps": 0, "updates": 0}
+    zero = copy_with(run, checkpoint.find_checkpoints(run)[-1], tmp_path / "zero")
+    for path in checkpoint.find_checkpoints(zero):
+        path.unlink()
+    # The same weights and the same counts of steps, once as if nothing had been played before.
+    outcomes = []
+    for name, rows in (("fresh", 0), ("later", state["rows"])):
+        copy = tmp_path / name
+        shutil.copytree(zero, copy)
+        content = {k: v for k, v in state.items() if k not in ("format", "steps")}
+        checkpoint.save(copy, 0, {**content, "rows": rows})
+        outcomes.append(newest(resume(copy, total_steps=200)))
+    with pytest.raises(AssertionError):
+        assert_same_tensors(outcomes[0]["model"], outcomes[1]["model"])
+    assert outcomes[1]["rows"] - state["rows"] == outcomes[0]["rows"]
+
+
+def test_records_go_on_and_tensorboard_forgets_what_was_undone(tmp_path):
+    run = train(tmp_path / "run", total_steps=1400)
+    early, *later = checkpoint.find_checkpoints(run)
+    for path in later:
+        path.unlink()
+    steps = checkpoint.load(early)["steps"]
+    undone = {line["steps"] for line in records(run) if line["steps"] > steps}
+    resume(run, log_every="3u")
+    lines = records(run)
+    mark = next(i for i, line in enumerate(lines) if line.get("resumed"))
+    assert lines[mark]["steps"] == steps
+    assert lines[mark - 1]["stopped_by"] == "total_steps"
+    after = [line["steps"] for line in lines[mark + 1 :]]
+    assert after == sorted(after) and after[0] > steps
+    assert all(line["seconds"] >= lines[mark]["seconds"] for line in lines[mark + 1 :])
+    events = EventAccumulator(str(run))
+    events.Reload()
+    shown = [event.step for event in events.Scalars("losses/entropy")]
+    assert shown == sorted(shown)
+    assert undone and not (undone - set(after)) & set(shown)
+
+
+def test_a_new_run_begins_with_the_weights_and_normalisers_of_another(tmp_path):
+    origin = newest(train(tmp_path / "origin", total_steps=600))
+    # A rate of 0: what differs afterwards are statistics, and the value head that follows them.
+    options = {"init_from": tmp_path / "origin", "learning_rate": 0.0, "seed": 9, "total_steps": 1}
+    new = newest(train(tmp_path / "new", **options))
+    assert new["updates"] == 1 and 0 < new["steps"] < origin["steps"]
+    for name, tensor in new["model"].items():
+        same = torch.equal(tensor, origin["model"][name])
+        assert same != ("normalizer" in name or name.startswith("value_head")), name
+    for statistics in ("moments", "return_moments"):
+        found = new[statistics].get("obs", new[statistics])["num_rows"]
+        before = origin[statistics].get("obs", origin[statistics])["num_rows"]
+        assert found == before + new["steps"], "they go on"
+    assert (load_config(tmp_path / "new" / "config.toml").init_from) == tmp_path / "origin"
+
+
+def test_auto_begins_a_run_and_goes_on_with_it(tmp_path):
+    run = tmp_path / "run"
+    for total in (300, 600):
+        train(run, resume="auto", total_steps=total)
+        assert newest(run)["steps"] >= total
+    assert load_config(run / "config.toml").resume == "never", "who resumes asks for it"
+    for path in checkpoint.find_checkpoints(run):
+        path.unlink()
+    train(run, resume="auto", total_steps=300)
+    assert 300 <= newest(run)["steps"] < 600, "without a checkpoint it begins once more"
+
+
+def test_options_that_are_given_anew_count_and_the_others_stay(tmp_path):
+    run = train(tmp_path / "run", total_steps=300, gamma=0.9, epochs=2)
+    resume(run, total_steps=500, epochs=3, workers=0)
+    config = load_config(run / "config.toml")
+    assert (config.gamma, config.epochs, config.total_steps) == (0.9, 3, 500)
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"hidden": (32,)}, r"--hidden is \(32,\), but the run in .* has \(64, 64\)"),
+        ({"env": "envpool:Acrobot-v1"}, "--env is envpool:Acrobot-v1, but the run in"),
+        ({"seed": 5}, "--seed is 5, but the run in"),
+        ({"max_episode_steps": 9}, "--max-episode-steps is 9, but"),
+        ({"batch_size": 12}, "--batch-size"),
+        ({"resume": "never"}, "go on with the run in it by --resume must"),
+        ({"run_dir": "elsewhere"}, "elsewhere does not exist, so there is no run to resume"),
+        ({"run_dir": None}, "--resume must needs --run-dir"),
+    ],
+)
+def test_what_cannot_go_on_is_refused_by_name(tmp_path, monkeypatch, options, sentence):
+    monkeypatch.chdir(tmp_path)
+    run = train(tmp_path / "run", total_steps=130)
+    before = sorted(path.stat().st_mtime_ns for path in run.rglob("*"))
+    with pytest.raises(ConfigError, match=sentence):
+        fastrl.train(TrainConfig(**{"run_dir": run, "resume": "must", **options}))
+    assert sorted(path.stat().st_mtime_ns for path in run.rglob("*")) == before
+
+
+def test_a_folder_that_holds_no_run_or_no_checkpoint_is_refused(tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for how in ("must", "auto"):
+        with pytest.raises(ConfigError, match=r"it has no config\.toml"):
+            train(empty, resume=how)
+    run = train(tmp_path / "run", total_steps=130)
+    for path in checkpoint.find_checkpoints(run):
+        path.write_bytes(b"damaged")
+    for how in ("must", "auto"):
+        with pytest.raises(ConfigError, match="is not a readable checkpoint"):
+            train(run, resume=how)
+    for path in checkpoint.find_checkpoints(run):
+        path.unlink()
+    with pytest.raises(ConfigError, match="has no checkpoint yet; --resume auto begins"):
+        resume(run)
+    with pytest.raises(ConfigError, match=r"--init-from .* has no checkpoint yet"):
+        train(tmp_path / "new", init_from=run)
+    with pytest.raises(ConfigError, match=r"--init-from .* is not a run's folder"):
+        train(tmp_path / "new", init_from=empty)
+
+
+def test_a_network_of_another_shape_is_no_origin(tmp_path):
+    run = train(tmp_path / "run", total_steps=130)
+    with pytest.raises(ConfigError, match="does not fit the network of envpool:CartPole-v1"):
+        train(tmp_path / "new", init_from=run, hidden=(32, 32))
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_from_the_command_line(tmp_path):
+    arguments = ["--env", "envpool:CartPole-v1", "--run-dir", "run", "--save-every", "20u"]
+    train = Command(*arguments, *TINY, cwd=tmp_path)
+    train.wait_for("saved")
+    second = Command("--run-dir", "run", "--resume", "must", cwd=tmp_path)
+    assert second.finish() == 2
+    assert "is going on in another process" in second.output
+    train.process.kill()
+    train.finish()
+    assert train.wait_until_alone(5.0) == {}
+    steps = newest(tmp_path / "run")["steps"]
+    again = Command(
+        "--run-dir", "run", "--resume", "auto", "--total-steps", str(steps + 5000),
+        "--workers", "1", cwd=tmp_path,
+    )  # fmt: skip
+    assert again.finish() == 0, again.output
+    assert f"resumed after {steps:,} steps" in again.output
+    state = newest(tmp_path / "run")
+    assert steps + 5000 <= state["steps"] < steps + 5000 + 4096
+    config = load_config(tmp_path / "run" / "config.toml")
+    assert (config.workers, config.envs_per_worker) == (1, 16), "the same environments, one worker"
+    assert again.wait_until_alone(2.0) == {}
