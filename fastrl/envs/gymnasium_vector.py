@@ -20,6 +20,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -125,12 +126,13 @@ class GymnasiumVector:
                     f"environments where {num_envs} were asked for; {one_by_one}."
                 )
             space = vector.single_observation_space
-            self.spec = spaces_spec(
+            spec = spaces_spec(
                 env_id,
                 space,
                 vector.single_action_space,
                 getattr(vector.spec, "reward_threshold", None),
             )
+            self.spec = replace(spec, one_generator=True)
             self._observations = Observations(
                 env_id, space, self.spec.observation["obs"], batch=(num_envs,)
             )

@@ -69,6 +69,8 @@ class EnvSpec:
     """Frames of the game or simulator per step: frames = steps * frame_skip."""
     reward_threshold: float | None
     """Mean return at which the family's authors call the task solved; None where they name none."""
+    one_generator: bool = False
+    """A group draws from one generator, so how a run is cut into groups changes its episodes."""
 
 
 def map_action(stored: np.ndarray, spec: ActionSpec) -> np.ndarray:

@@ -241,7 +241,12 @@ class Plan:
 
     def _describe_lag(self) -> str:
         if self.sync:
-            return "0: everyone waits while the learner trains"
+            return "0: everyone waits while the learner trains" + (
+                "; each group has one generator, so equal seeds give equal bits for equal groups "
+                "alone"
+                if self.spec.one_generator
+                else ""
+            )
         versions = versions_per_batch(self.config)
         few = "0 to 1 version" if versions == 1 else f"0 to {versions} versions"
         return (
