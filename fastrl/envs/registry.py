@@ -94,9 +94,13 @@ class Registered:
     envs: dict[str, EnvFactory]
 
 
-def registered() -> Registered:
-    """What `register_family` and `register_env` were given in this process."""
-    return Registered(registered_families(), registered_envs())
+def registered(env_id: str) -> Registered:
+    """What `register_family` and `register_env` were given in this process that `env_id` needs."""
+    family, _, name = env_id.partition(":")
+    return Registered(
+        families={prefix: a for prefix, a in registered_families().items() if prefix == family},
+        envs={own: f for own, f in registered_envs().items() if (family, name) == ("py", own)},
+    )
 
 
 def register_all(other: Registered) -> None:

@@ -76,7 +76,9 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
         grid.add_row(Text(name), Text(text))
     # Rendered to text rather than printed by rich, which ends the process at a closed pipe.
     page = io.StringIO()
-    rich.console.Console(file=page, width=shutil.get_terminal_size().columns).print(grid)
+    width = shutil.get_terminal_size().columns
+    # In a notebook rich would show the table by itself, and write nothing.
+    rich.console.Console(file=page, width=width, force_jupyter=False).print(grid)
     lines = page.getvalue().splitlines()
     return "\n".join(line.rstrip() for line in lines)
 

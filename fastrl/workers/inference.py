@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
 import time
 
 import numpy as np
@@ -25,6 +24,7 @@ from fastrl.workers.batch import aligned_empty
 from fastrl.workers.plan import Plan
 from fastrl.workers.process import Lines
 from fastrl.workers.shared import GENERATION_SHIFT, GROUP_MASK, Shared
+from fastrl.workers.travel import unpack
 
 AUTO_WAIT_SECONDS = 0.010
 
@@ -151,7 +151,7 @@ def run(lines: Lines) -> None:
     """Serve ready groups until the engine closes."""
     torch.set_num_threads(1)
     plan, models = lines.pipe.recv()
-    register_models(pickle.loads(models))
+    register_models(unpack(models, "register_model"))
     os.nice(plan.niceness("inference"))
     shared = Shared(plan, lines.arena)
     inference = Inference(shared, ActingPolicy(plan.spec, plan.config))

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import time
 from functools import partial
 from typing import Any
@@ -34,6 +33,7 @@ from fastrl.workers.run_folder import Origin
 from fastrl.workers.shared import GROUP_MASK, Shared
 from fastrl.workers.slot_queue import SlotQueue
 from fastrl.workers.threads import ThreadGovernor
+from fastrl.workers.travel import unpack
 from fastrl.workers.update import Updater
 
 TELL_SECONDS = 60.0
@@ -173,7 +173,7 @@ def run(lines: Lines, fifo: Any) -> None:
     start: LearnerStart = lines.pipe.recv()
     # As everywhere in sync: the first weights, by a decomposition, depend on it as well.
     torch.set_num_threads(1)
-    register_models(pickle.loads(start.models))
+    register_models(unpack(start.models, "register_model"))
     updater, built = build(start.config, start.spec, start.origin)
     lines.pipe.send(("built", built))
     plan: Plan = lines.pipe.recv()

@@ -121,6 +121,18 @@ def _hidden_main_module() -> Iterator[None]:
         sys.modules["__main__"] = module
 
 
+@contextlib.contextmanager
+def _current_folder_named() -> Iterator[None]:
+    """Name the current folder where `sys.path` has it as "", as in an interpreter or a notebook:
+    multiprocessing would hand on the folder that the program began in."""
+    path = sys.path[:]
+    sys.path[:] = [folder or os.getcwd() for folder in path]
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+
+
 class Launcher:
     """Starts the processes of a run; owned by main, used from its main thread alone.
 
@@ -145,7 +157,7 @@ class Launcher:
         process = self._spawn.Process(name=name, target=target, args=args, daemon=True)
         # The current folder may hold a file named like a module of the standard library.
         safe_path = _environment(**{SAFE_PATH_VARIABLE: "1"})
-        with _hidden_main_module(), _stop_signals_blocked(), safe_path:
+        with _hidden_main_module(), _current_folder_named(), _stop_signals_blocked(), safe_path:
             process.start()
         return process
 
@@ -156,6 +168,7 @@ class Launcher:
         # the fork; and the current folder may hold another `fastrl` than the one that runs.
         with (
             _hidden_main_module(),
+            _current_folder_named(),
             _stop_signals_blocked(),
             _environment(
                 **{

@@ -11,7 +11,6 @@ Nothing here imports torch: a process of its own costs a few megabytes, and ther
 from __future__ import annotations
 
 import os
-import pickle
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,6 +25,7 @@ from fastrl.errors import ConfigError
 from fastrl.monitor.accounts import CLOCK_SIZE, EPISODE_DTYPE, ROW_SHIFT, SAMPLED_MASK, Clock
 from fastrl.shm import ByteRing
 from fastrl.workers.shared import GENERATION_SHIFT, GROUP_MASK, Shared
+from fastrl.workers.travel import unpack
 
 if TYPE_CHECKING:
     from fastrl.workers.plan import Plan
@@ -250,7 +250,7 @@ def _explore(start: RolloutStart, lines: Lines) -> tuple[Plan, list[VectorEnv]]:
 
 def run(start: RolloutStart, lines: Lines) -> None:
     """Step this worker's groups until the engine closes."""
-    register_all(pickle.loads(start.registered))
+    register_all(unpack(start.registered, "register_env"))
     plan, envs = (start.plan, []) if start.plan is not None else _explore(start, lines)
     first_group = start.worker * plan.groups_per_worker
     envs += [

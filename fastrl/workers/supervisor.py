@@ -12,9 +12,6 @@ import dataclasses
 import resource
 import time
 from collections.abc import Collection
-from typing import Any
-
-import cloudpickle
 
 from fastrl.config import TrainConfig, resolve
 from fastrl.envs import registered
@@ -35,6 +32,7 @@ from fastrl.workers.rollout import RolloutStart
 from fastrl.workers.run_folder import RunFolder, choose_run_folder, open_run_folder
 from fastrl.workers.shared import Shared
 from fastrl.workers.signals import StopSignal, stop_signals
+from fastrl.workers.travel import pack
 
 MAX_RESTARTS = 10
 """Rollout workers replaced in one run; the next death ends it."""
@@ -54,9 +52,11 @@ class Supervisor:
     def __init__(self, folder: RunFolder, console: Console) -> None:
         self._folder = folder
         self._console = console
+        env, model = folder.config.env, folder.config.model
+        self._registered = pack(registered(env), "register_env")
+        models = {name: build for name, build in registered_models().items() if name == model}
+        self._models = pack(models, "register_model")
         self._crew = Crew()
-        self._registered = _pickled(registered(), "register_env")
-        self._models = _pickled(registered_models(), "register_model")
         self._restarts = 0
         self._stopped_by: str | None = None
         self._update_seconds = 0.0
@@ -236,19 +236,6 @@ class Supervisor:
         if not saved:
             return f"The learner did not save within {save_seconds:.0f} s and was killed."
         return next((child.story() for child in learner if child.exit_code() != 0), None)
-
-
-def _pickled(what: Any, given_to: str) -> bytes:
-    """By value where it was defined in a script or a notebook; ConfigError where that cannot be."""
-    try:
-        pickled: bytes = cloudpickle.dumps(what)
-    except Exception as error:
-        raise ConfigError(
-            f"What was given to {given_to} cannot be sent to other processes: "
-            f"{type(error).__name__}: {error}. Let the function make or open what it needs, rather "
-            "than refer to it."
-        ) from error
-    return pickled
 
 
 def allow_descriptors(needed: int) -> None:

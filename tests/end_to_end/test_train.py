@@ -390,7 +390,7 @@ import cloudpickle
 from fastrl.envs import registered
 crew = Crew()
 config = TrainConfig(env="envpool:CartPole-v1", workers=1, seed=1)
-start = RolloutStart(0, 0, config, cloudpickle.dumps(registered()), None)
+start = RolloutStart(0, 0, config, cloudpickle.dumps(registered(config.env)), None)
 crew.expect(crew.launch_rollout(start), "spec")
 crew.launch_learner()
 raise RuntimeError("main has a fault")

@@ -21,6 +21,7 @@ from fastrl.envs import (
     registry,
     user_env,
 )
+from fastrl.envs.registry import Registered
 from fastrl.errors import ConfigError, UnsupportedEnvironment
 
 MAZE = """
@@ -194,7 +195,8 @@ def test_what_is_registered_travels(no_names, monkeypatch):
             return self.look(), 3.0, False, False, {}
 
     register_env("local", Local)
-    sent = cloudpickle.dumps(registered())
+    sent = cloudpickle.dumps(registered("py:local"))
+    assert registered("py:other") == registered("gym:local") == Registered({}, {})
     monkeypatch.setattr(user_env, "_factories", {})
     monkeypatch.setattr(registry, "_FAMILIES", dict(registry._FAMILIES))
     monkeypatch.setattr(registry, "_registered", {})
@@ -207,7 +209,7 @@ def test_a_factory_defined_in_a_script_travels_to_another_process(folder):
         "import cloudpickle, fastrl.envs\n"
         + MAZE
         + "fastrl.envs.register_env('maze', lambda: Maze())\n"
-        "open('sent', 'wb').write(cloudpickle.dumps(fastrl.envs.registered()))\n"
+        "open('sent', 'wb').write(cloudpickle.dumps(fastrl.envs.registered('py:maze')))\n"
     )
     receive = """
 import pickle
