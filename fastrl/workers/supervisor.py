@@ -91,9 +91,9 @@ class Supervisor:
         crew.wake = stop.wake
         config = folder.config
         allow_descriptors(64 + 8 * (cores if config.workers == "auto" else config.workers))
-        first = crew.launch_rollout(RolloutStart(0, 0, config, self._registered, None))
         # These two import torch meanwhile, and wait for the configuration.
         learner, inference = crew.launch_learner(), crew.launch_inference()
+        first = crew.launch_rollout(RolloutStart(0, 0, config, self._registered, None))
         spec = crew.expect(first, "spec")
         config = resolve(config, spec, cores, has_bf16())
         crew.send(learner, LearnerStart(config, spec, folder.path, folder.origin, self._models))

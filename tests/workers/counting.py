@@ -1,7 +1,8 @@
 """A counting environment, written from the outside in: what it returns says what it was told.
 
 Observation: (environment index, episode, step in the episode, 1 if final). The reward of a step is
-``100 * step + action``, so a row whose reward, action and observation do not belong together shows.
+``100 * step + action`` (the sum of a continuous one), so a row whose reward, action and observation
+do not belong together shows.
 Episode e of environment i ends after 3 + (7i + 5e) mod 11 steps: terminated, truncated or both in
 turn.
 """
@@ -17,23 +18,22 @@ from fastrl.envs import ActionSpec, EnvSpec, FunctionEnvs, ObservationSpec, Step
 NUM_ACTIONS = 7
 INDEX, EPISODE, STEP, FINAL = range(4)
 
+DISCRETE = ActionSpec(kind="discrete", shape=(), dtype="int32", n=NUM_ACTIONS, env_dtype="int32")
+CONTINUOUS = ActionSpec(
+    kind="continuous",
+    shape=(2,),
+    dtype="float32",
+    low=(-np.inf, -np.inf),
+    high=(np.inf, np.inf),
+    env_dtype="float32",
+)
 
-def spec(env_id: str) -> EnvSpec:
+
+def spec(env_id: str, action: ActionSpec = DISCRETE) -> EnvSpec:
     return EnvSpec(
         env_id=env_id,
         observation={"obs": ObservationSpec((4,), "float32", "vector", None)},
-        action={
-            "action": ActionSpec(
-                kind="discrete",
-                shape=(),
-                dtype="int32",
-                n=NUM_ACTIONS,
-                start=0,
-                low=None,
-                high=None,
-                env_dtype="int32",
-            )
-        },
+        action={"action": action},
         frame_skip=1,
         reward_threshold=None,
     )
@@ -80,7 +80,7 @@ class CountingEnv:
                 self._episode[i] += 1
                 self._step[i] = 0
                 continue
-            out.reward[i] = 100 * self._step[i] + action["action"][i]
+            out.reward[i] = 100 * self._step[i] + action["action"][i].sum()
             self._step[i] += 1
             if self._step[i] == episode_length(self._index[i], self._episode[i]):
                 self._done[i] = out.episode_over[i] = True
@@ -89,6 +89,41 @@ class CountingEnv:
 
     def close(self) -> None:
         self.closed += 1
+
+
+LIVES, LIFE = 2000, 1000
+"""Environments of one index that a run may make one after the other, and episodes of one of them."""
+
+
+class BookedEnv(CountingEnv):
+    """A group that keeps its own book, in a file that outlives it: int64 [all envs, 1 + LIVES].
+
+    Column 0 counts the lives of an environment, the others the steps with effect in each life. Life
+    n begins with episode n * LIFE, so that no row of the run has the (index, episode, step) of
+    another.
+    """
+
+    def __init__(self, env_id: str, num_envs: int, first_env_index: int, path: str) -> None:
+        super().__init__(env_id, num_envs, first_env_index)
+        book = np.memmap(path, np.int64, "r+").reshape(-1, 1 + LIVES)
+        self._book = book[first_env_index : first_env_index + num_envs]
+        self._life = self._book[:, 0].copy()
+        self._book[:, 0] += 1
+        self._episode += LIFE * self._life
+
+    def step(self, action: Mapping[str, np.ndarray], out: StepOut) -> None:
+        valid = ~self._done
+        super().step(action, out)
+        self._book[np.arange(self.num_envs), 1 + self._life] += valid
+
+
+def booked_family(path: str) -> FunctionEnvs:
+    return FunctionEnvs(
+        describe=lambda env_id, options: spec(env_id),
+        make=lambda env_id, options, num_envs, first, seed: BookedEnv(
+            env_id, num_envs, first, path
+        ),
+    )
 
 
 FAMILY = FunctionEnvs(
