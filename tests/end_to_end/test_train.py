@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import time
@@ -23,6 +24,9 @@ SCALARS = {
     "wait/learner", "wait/inference", "wait/rollout_action", "wait/rollout_slot",
     "queue/full_slots", "inference/batch", "perf/update_ms",
 }  # fmt: skip
+
+
+RUNS_WITH_A_KILL = 50 if os.environ.get("FASTRL_LONG_TESTS") == "1" else 2
 
 
 def records(run: Path) -> list[dict]:
@@ -196,6 +200,29 @@ def test_a_killed_worker_is_replaced_and_training_goes_on(tmp_path):
     assert "do not add up" not in train.output
     assert min(sampled, trained, dropped + unfinished) > 0
     assert train.wait_until_alone(2.0) == {}
+
+
+@pytest.mark.slow
+def test_the_accounts_hold_wherever_a_worker_is_killed(tmp_path):
+    seed = random.randrange(10**6)
+    rng = random.Random(seed)
+    for run in range(RUNS_WITH_A_KILL):
+        case = f"run {run} of seed {seed}"
+        train = Command(
+            "--env", "envpool:CartPole-v1", "--run-dir", f"run{run}", *TINY,
+            "--total-steps", "30000", "--max-policy-lag", rng.choice(["0", "1", "8"]),
+            "--publish", rng.choice(["batch", "step"]), "--epochs", "1",
+            cwd=tmp_path,
+        )  # fmt: skip
+        train.wait_for("all 2 workers step")
+        time.sleep(rng.uniform(0.0, 0.5))  # which moment it hits does not matter
+        _, workers = forkserver_and_workers(train)
+        os.kill(rng.choice(workers), signal.SIGKILL)
+        assert train.finish() == 0, (case, train.output)
+        assert "was killed by SIGKILL" in train.output, case
+        sampled, trained, masked, dropped, unfinished = accounts(train.output)
+        assert sampled == trained + masked + dropped + unfinished, (case, train.output)
+        assert trained + masked >= 30000, case
 
 
 @pytest.mark.parametrize("role", ["learner", "inference", "forkserver"])

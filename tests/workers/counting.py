@@ -92,7 +92,7 @@ class CountingEnv:
 
 
 LIVES, LIFE = 2000, 1000
-"""Environments of one index that a run may make one after the other, and episodes of one of them."""
+"""Most environments of one index that a run makes one after the other, and episodes of each."""
 
 
 class BookedEnv(CountingEnv):
