@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import typing
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,13 +18,15 @@ import tyro
 from fastrl.config import SECTIONS, TrainConfig, field_names
 from fastrl.errors import ConfigError
 from fastrl.monitor.console import discard_stdout
+from fastrl.option_docs import option_docs
 
 
 def parse_train(arguments: Sequence[str] | None = None) -> TrainConfig:
     """Parse flags into a configuration; a wrong flag exits with 2, naming it and the nearest."""
-    fields = [
-        (name, section, dataclasses.field(default=section())) for name, section in SECTIONS.items()
-    ]
+    fields = []
+    for name, section in SECTIONS.items():
+        described = _described(section)
+        fields.append((name, described, dataclasses.field(default=described())))
     groups = dataclasses.make_dataclass("Options", fields, frozen=True)
     with warnings.catch_warnings():
         # Options that the preset decides are None until then, whatever their type.
@@ -41,6 +44,23 @@ def parse_train(arguments: Sequence[str] | None = None) -> TrainConfig:
         section = getattr(parsed, name)
         values |= {f.name: getattr(section, f.name) for f in dataclasses.fields(section)}
     return TrainConfig(**values)
+
+
+def _described(section: type) -> type:
+    """The section with each field's documentation as one paragraph: tyro would break the lines
+    where the source does."""
+    docs, types = option_docs(section), typing.get_type_hints(section)
+    fields = [
+        (
+            field.name,
+            Annotated[types[field.name], tyro.conf.arg(help=docs[field.name])],
+            dataclasses.field(default=field.default),
+        )
+        for field in dataclasses.fields(section)
+    ]
+    described = dataclasses.make_dataclass(section.__name__, fields, frozen=True)
+    described.__doc__ = section.__doc__
+    return described
 
 
 def given_options(arguments: Sequence[str]) -> set[str]:

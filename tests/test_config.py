@@ -22,6 +22,7 @@ from fastrl.config import (
 )
 from fastrl.envs import ActionSpec, EnvSpec, ObservationSpec
 from fastrl.errors import ConfigError
+from fastrl.option_docs import option_docs
 
 
 def spec(kind: str) -> EnvSpec:
@@ -36,10 +37,9 @@ def test_every_option_is_in_exactly_one_section_and_documented():
     assert len(names) == len(set(names))
     assert set(names) == {field.name for field in dataclasses.fields(TrainConfig)}
     for section in SECTIONS.values():
-        lines = Path(__import__("inspect").getfile(section)).read_text().splitlines()
-        for field in dataclasses.fields(section):
-            at = next(i for i, line in enumerate(lines) if line.startswith(f"    {field.name}: "))
-            assert lines[at + 1].strip().startswith('"""'), field.name
+        docs = option_docs(section)
+        assert list(docs) == [field.name for field in dataclasses.fields(section)]
+        assert all(doc and "\n" not in doc for doc in docs.values())
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ PACKAGE = Path(fastrl.__file__).parent
 
 # A folder may import from folders of a lower level, and from itself.
 LEVEL = {
-    "errors": 0, "option_types": 0, "shm": 0,
+    "errors": 0, "option_types": 0, "option_docs": 0, "shm": 0,
     "envs": 1, "models": 1, "algo": 1, "monitor": 1, "checkpoint": 1,
     "workers": 2, "evaluate": 2,
     "cli": 3, "__init__": 3,
