@@ -136,6 +136,11 @@ class _Everyone:
         filled, returned = self._shared.filled.snapshot(), self._shared.returned.snapshot()
         return int(np.count_nonzero(filled == returned)) - len(self._words)
 
+    @property
+    def wait(self) -> bool:
+        """Whether any group waits here."""
+        return bool(self._words)
+
     def add(self, words: np.ndarray) -> None:
         """Let groups wait; a word of a dead process gives way to that of its replacement."""
         self._words |= {word & GROUP_MASK: word for word in words.tolist()}
@@ -172,10 +177,12 @@ def _loop(shared: Shared, inference: Inference) -> None:
     sources = np.zeros(plan.num_groups, np.uint32)
     clock.store(Clock.STARTED, time.monotonic_ns())
     while True:
+        timeout = 1.0
         if everyone is not None:
             at_least = max(1, everyone.missing)
+            timeout = SYNC_WAIT_SECONDS if everyone.wait else 1.0
         before = time.monotonic_ns()
-        count = inbox.pop_many(words, sources, timeout=1.0, at_least=at_least, linger=linger)
+        count = inbox.pop_many(words, sources, timeout=timeout, at_least=at_least, linger=linger)
         clock.add(Clock.WAIT, time.monotonic_ns() - before)
         word = words[:count].astype(np.int64)
         if everyone is not None:

@@ -89,10 +89,11 @@ class Record:
         if time.monotonic() >= self._next_log - self._log.number + min(1.0, self._log.number):
             self._write(self.steps, self._rates.take())
 
-    def finish(self, stopped_by: str, through: int | None) -> None:
+    def finish(self, stopped_by: str, through: int | None, deaths: int = 0) -> None:
         """Write the last record, which says why the run ended and holds no rates.
 
-        `through` is the number of updates, where the learner lived to tell it.
+        `through` is the number of updates, where the learner lived to tell it; `deaths` counts the
+        rollout workers that died, without which no step can have been dropped.
         """
         self._drain(through)
         self._write(self.steps, {}, stopped_by=stopped_by)
@@ -102,10 +103,11 @@ class Record:
             f"{accounts.masked:,} masked for age, {accounts.dropped:,} dropped, "
             f"{accounts.unfinished:,} unfinished"
         )
-        if accounts.balance != 0 and stopped_by != "failure":
+        lost = accounts.balance if deaths else accounts.balance + accounts.dropped
+        if lost != 0 and stopped_by != "failure":
             self._console.say(
-                f"These do not add up: {accounts.balance} steps are unaccounted for. This is a "
-                "fault of fastrl; please report it."
+                f"These do not add up: {lost} steps are unaccounted for. This is a fault of "
+                "fastrl; please report it."
             )
         if self.episodes.lost:
             self._console.say(

@@ -122,6 +122,8 @@ class RolloutGroup:
         else:
             shared.reward[slot, row] = self._reward
         np.logical_or(terminated, truncated, out=next_ignored)
+        if terminated.any():
+            self._make_finite(terminated)
         self._count(ignored)
         if self._episode_over.any():
             episodes.push(self._take_episodes().tobytes())
@@ -139,6 +141,22 @@ class RolloutGroup:
         self._pending_obs = {key: obs[slot, row] for key, obs in shared.obs.items()}
         self._pending_ignored = next_ignored
         return self._enter_slot(), True
+
+    def _make_finite(self, terminated: np.ndarray) -> None:
+        """Replace what is not finite in the final observations of terminated episodes.
+
+        Nothing is learned from them, but 0 times infinity would be NaN in the gradient; and a
+        simulator may well end an episode because its state went out of bounds.
+        """
+        for obs in self._shared.obs.values():
+            if obs.dtype != np.float32:
+                continue
+            row = obs[self._slot, self._row + 1]
+            final = row[terminated]
+            bad = ~np.isfinite(final)
+            if bad.any():
+                final[bad] = 0.0
+                row[terminated] = final
 
     def _count(self, ignored: np.ndarray) -> None:
         """Add the row to the running episodes; a reset row has reward 0 and is no step."""

@@ -135,7 +135,7 @@ class Supervisor:
         late = self._stop(shared)
         failure = failure or late
         self._take_reports(shared, record)
-        record.finish(self._stopped_by or "failure", self._updates)
+        record.finish(self._stopped_by or "failure", self._updates, self._restarts)
         if failure is not None:
             raise ProcessDied(failure)
 

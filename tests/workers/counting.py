@@ -91,7 +91,7 @@ class CountingEnv:
         self.closed += 1
 
 
-LIVES, LIFE = 2000, 1000
+LIVES, LIFE = 4000, 1000
 """Most environments of one index that a run makes one after the other, and episodes of each."""
 
 

@@ -181,3 +181,43 @@ def test_environments_are_closed_once():
     harness = Harness()
     harness.worker.close()
     assert [env.closed for env in harness.envs] == [1, 1]
+
+
+def test_a_terminated_episode_may_end_in_what_is_not_finite():
+    harness = Harness(rollout_length=8)
+    shared = harness.shared
+
+    class Explodes:
+        """The environment, whose final observations are infinite or NaN."""
+
+        def __init__(self, env):
+            self._env = env
+
+        def reset(self, *args):
+            return self._env.reset(*args)
+
+        def step(self, action, out):
+            self._env.step(action, out)
+            over = out.terminated | out.truncated
+            out.obs["obs"][over, counting.STEP] = np.where(
+                np.arange(over.sum()) % 2, np.nan, np.inf
+            )
+
+    E = harness.plan.envs_per_group
+    envs = [Explodes(counting.CountingEnv("count:x", E, group * E)) for group in range(2)]
+    worker = RolloutWorker(shared, 0, envs)
+    worker.begin(0)
+    seen = {"terminated": 0, "truncated": 0}
+    for nth in range(20):
+        for _ in range(8):
+            act_for(shared, 0, harness.rng)
+            worker.step(0)
+        slot = harness.slot(0, nth)
+        for kind in seen:
+            finals = shared.obs["obs"][slot, 1:][getattr(shared, kind)[slot]]
+            seen[kind] += len(finals)
+            assert (np.isfinite(finals).all(axis=1) == (kind == "terminated")).all(), kind
+            assert (finals[:, counting.INDEX] < E).all(), "the rest is as it was"
+        harness.return_slot(0)
+        worker.resume(0)
+    assert min(seen.values()) > 5
