@@ -31,13 +31,14 @@ from torch import Tensor
 
 from fastrl.algo.losses import appo_loss, impala_loss
 from fastrl.algo.vtrace import vtrace_appo, vtrace_impala
-from fastrl.config import TrainConfig, resolve
+from fastrl.config import TrainConfig
 from fastrl.envs import EnvSpec
 from fastrl.models.acting import ActingPolicy
 from fastrl.models.config import ModelConfig
 from fastrl.models.distributions import Categorical, DiagonalGaussian
 from fastrl.models.noise import uniform
 from fastrl.models.policy import ActorCritic
+from fastrl.resolve import resolve
 from fastrl.shm import Arena
 from fastrl.workers.batch import BatchReader
 from fastrl.workers.plan import Plan

@@ -43,10 +43,11 @@ from run_records import Rate, learned_rate, mean_of, sampled_rate
 from timed_run import EngineFailed, EngineRun, run_engine
 
 from fastrl.cli import parse_train
-from fastrl.config import TrainConfig, resolve
+from fastrl.config import TrainConfig
 from fastrl.envs import EnvSpec, describe
 from fastrl.envs.options import EnvOptions
 from fastrl.errors import ConfigError
+from fastrl.resolve import resolve
 from fastrl.workers.machine import available_cores, has_bf16
 
 PACKAGES = ("fastrl", "torch", "numpy", "envpool")

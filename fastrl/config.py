@@ -5,7 +5,7 @@ the sections of a run's ``config.toml``. :class:`TrainConfig` has all of them as
 script writes ``TrainConfig(env="atari:Pong", workers=8)``::
 
     defaults here ─▶ preset (presets/*.toml) fills what is UNSET ─▶ the user's flags win
-                             resolve(config, spec) ─▶ a config without UNSET, saved as config.toml
+                    resolve.resolve(config, spec) ─▶ a config without UNSET, saved as config.toml
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fastrl.envs.options import EnvOptions, check_ranges
-from fastrl.envs.spec import EnvSpec
 from fastrl.errors import ConfigError
 from fastrl.models.config import ModelConfig
 from fastrl.models.registry import model_builder
@@ -30,10 +29,6 @@ from fastrl.option_types import as_declared, flag_of
 UNSET: Any = None
 """The value of an option that the preset (or the size of the run) decides when the user does
 not."""
-
-DEFAULT_NUM_ENVS = 128
-"""Environments in all, where ``envs_per_worker`` is not given: enough that a batch is worth its
-overhead."""
 
 INT32_MAX = 2**31 - 1
 
@@ -304,7 +299,7 @@ def check(config: TrainConfig) -> TrainConfig:
     if config.log_every is not None:
         log_interval(config.log_every)
     _check_mode(config)
-    _check_sizes(config)
+    check_sizes(config)
     return config
 
 
@@ -329,7 +324,7 @@ def is_sync(config: TrainConfig) -> bool:
     return config.mode == "sync" or config.workers == 0
 
 
-def _check_sizes(config: TrainConfig) -> None:
+def check_sizes(config: TrainConfig) -> None:
     """Refuse sizes that do not divide each other, as far as they are known by now."""
     groups, batch_size, length = config.groups_per_worker, config.batch_size, config.rollout_length
     if config.envs_per_worker is None:
@@ -365,69 +360,3 @@ def _check_sizes(config: TrainConfig) -> None:
 def draw_seed() -> int:
     """Draw a seed for a run that was given none."""
     return secrets.randbelow(INT32_MAX)
-
-
-def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> TrainConfig:
-    """Fill every UNSET option that shapes the run, from the preset and from the environment's
-    spaces.
-
-    ``cores`` is the number this process may use; ``bf16_cpu`` whether the processor computes in
-    bf16. Raises ConfigError where the sizes that result contradict each other.
-    """
-    image = any(leaf.kind == "image" for leaf in spec.observation.values())
-    preset = config.preset or ("atari" if image else "vector")
-    values = {
-        name: value for name, value in load_preset(preset).items() if getattr(config, name) is None
-    }
-    sync = is_sync(config)
-    values["preset"] = preset
-    values["mode"] = "sync" if sync else "async"
-    if config.log_every is None:
-        values["log_every"] = "10u" if sync else "5s"
-    values |= _spread(config, sync, cores)
-    if config.dtype is None:
-        use_bf16 = image and (bf16_cpu or config.device != "cpu") and not sync
-        values["dtype"] = "bf16" if use_bf16 else "f32"
-    resolved = dataclasses.replace(config, **values)
-    if config.batch_size is None:
-        every_env = max(1, int(resolved.workers)) * resolved.envs_per_worker
-        resolved = dataclasses.replace(resolved, batch_size=every_env * resolved.rollout_length)
-    _check_sizes(dataclasses.replace(resolved, minibatches=config.minibatches))
-    if config.minibatches is None:
-        # The preset thinks of its own number of environments; with fewer columns there are fewer
-        # cuts.
-        columns = resolved.batch_size // resolved.rollout_length
-        cuts = range(1, min(resolved.minibatches, columns) + 1)
-        resolved = dataclasses.replace(
-            resolved, minibatches=max(n for n in cuts if columns % n == 0)
-        )
-    if config.max_policy_lag is None:
-        resolved = dataclasses.replace(resolved, max_policy_lag=8 * versions_per_batch(resolved))
-    return resolved
-
-
-def _spread(config: TrainConfig, sync: bool, cores: int) -> dict[str, int]:
-    """Decide `workers` and `envs_per_worker` where the user has not."""
-    groups, envs = config.groups_per_worker, config.envs_per_worker
-    workers = cores if config.workers == "auto" else config.workers
-    if envs is not None:
-        return {"workers": workers}
-    if not sync:
-        share = math.ceil(DEFAULT_NUM_ENVS / (workers * groups))
-        return {"workers": workers, "envs_per_worker": groups * share}
-    # In sync the number of environments must not depend on the machine.
-    if config.workers == "auto":
-        fitting = [n for n in range(1, cores + 1) if DEFAULT_NUM_ENVS % (n * groups) == 0]
-        workers = max(fitting, default=1)
-    if DEFAULT_NUM_ENVS % (max(1, workers) * groups):
-        raise ConfigError(
-            f"--workers {workers} x --groups-per-worker {groups} do not divide the "
-            f"{DEFAULT_NUM_ENVS} environments that sync mode takes by default; name "
-            "--envs-per-worker."
-        )
-    return {"workers": workers, "envs_per_worker": DEFAULT_NUM_ENVS // max(1, workers)}
-
-
-def versions_per_batch(config: TrainConfig) -> int:
-    """Versions of the weights that a batch makes."""
-    return config.minibatches * config.epochs if config.publish == "step" else 1

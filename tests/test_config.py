@@ -17,12 +17,12 @@ from fastrl.config import (
     load_preset,
     log_interval,
     preset_names,
-    resolve,
     save_interval,
 )
 from fastrl.envs import ActionSpec, EnvSpec, ObservationSpec
 from fastrl.errors import ConfigError
 from fastrl.option_docs import option_docs
+from fastrl.resolve import resolve
 
 
 def spec(kind: str) -> EnvSpec:

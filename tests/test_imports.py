@@ -18,7 +18,7 @@ LEVEL = {
     "workers": 2, "evaluate": 2,
     "cli": 3, "__init__": 3,
 }  # fmt: skip
-READ_BY_ALL = {"config", "config_file", "errors"}
+READ_BY_ALL = {"config", "config_file", "resolve", "errors"}
 
 
 def imports_of(path: Path) -> set[str]:

@@ -14,10 +14,11 @@ from typing import Literal
 
 import numpy as np
 
-from fastrl.config import TrainConfig, is_sync, versions_per_batch
+from fastrl.config import TrainConfig, is_sync
 from fastrl.envs.spec import EnvSpec
 from fastrl.errors import ConfigError
 from fastrl.monitor.accounts import CLOCK_SIZE, EPISODE_DTYPE, Control
+from fastrl.resolve import versions_per_batch
 from fastrl.shm import DOORBELL_BYTES, Layout, Segment, byte_ring_bytes, ring_bytes, weights_bytes
 from fastrl.workers.machine import available_memory
 

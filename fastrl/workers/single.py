@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastrl.config import resolve
 from fastrl.envs import VectorEnv, describe
 from fastrl.envs.options import EnvOptions
 from fastrl.errors import ConfigError
 from fastrl.models.acting import ActingPolicy
 from fastrl.monitor.console import Console
 from fastrl.monitor.writer import MetricWriter
+from fastrl.resolve import resolve
 from fastrl.shm import Arena
 from fastrl.workers.inference import Inference
 from fastrl.workers.journal import Journal

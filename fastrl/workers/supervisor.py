@@ -13,7 +13,7 @@ import resource
 import time
 from collections.abc import Collection
 
-from fastrl.config import TrainConfig, resolve
+from fastrl.config import TrainConfig
 from fastrl.envs import registered
 from fastrl.errors import ConfigError
 from fastrl.models.registry import registered_models
@@ -21,6 +21,7 @@ from fastrl.monitor.accounts import Control
 from fastrl.monitor.console import Console, table
 from fastrl.monitor.writer import MetricWriter
 from fastrl.option_types import as_declared
+from fastrl.resolve import resolve
 from fastrl.workers.children import Child
 from fastrl.workers.crew import Crew, Interrupted, ProcessDied
 from fastrl.workers.learner_start import Built, LearnerStart

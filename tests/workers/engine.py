@@ -8,9 +8,10 @@ import counting
 import numpy as np
 import torch
 
-from fastrl.config import TrainConfig, resolve
+from fastrl.config import TrainConfig
 from fastrl.envs import ActionSpec
 from fastrl.monitor.accounts import ROW_SHIFT
+from fastrl.resolve import resolve
 from fastrl.shm import Arena
 from fastrl.workers.learner import Learner
 from fastrl.workers.plan import Plan

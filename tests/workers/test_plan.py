@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fastrl.config import TrainConfig, resolve
+from fastrl.config import TrainConfig
 from fastrl.envs import ActionSpec, EnvSpec, ObservationSpec
 from fastrl.errors import ConfigError
+from fastrl.resolve import resolve
 from fastrl.workers import plan as plan_module
 from fastrl.workers.plan import Plan
 

@@ -1,0 +1,85 @@
+"""From the options that a user gave to those that a run has: preset, sizes, formats.
+
+::
+
+    options given ─▶ preset (presets/*.toml) ─▶ spread over processes ─▶ sizes of batches
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from fastrl.config import TrainConfig, check_sizes, is_sync, load_preset
+from fastrl.envs.spec import EnvSpec
+from fastrl.errors import ConfigError
+
+DEFAULT_NUM_ENVS = 128
+"""Environments in all, where ``envs_per_worker`` is not given: enough that a batch is worth its
+overhead."""
+
+
+def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> TrainConfig:
+    """Fill every UNSET option that shapes the run, from the preset and from the environment's
+    spaces.
+
+    ``cores`` is the number this process may use; ``bf16_cpu`` whether the processor computes in
+    bf16. Raises ConfigError where the sizes that result contradict each other.
+    """
+    image = any(leaf.kind == "image" for leaf in spec.observation.values())
+    preset = config.preset or ("atari" if image else "vector")
+    values = {
+        name: value for name, value in load_preset(preset).items() if getattr(config, name) is None
+    }
+    sync = is_sync(config)
+    values["preset"] = preset
+    values["mode"] = "sync" if sync else "async"
+    if config.log_every is None:
+        values["log_every"] = "10u" if sync else "5s"
+    values |= _spread(config, sync, cores)
+    if config.dtype is None:
+        use_bf16 = image and (bf16_cpu or config.device != "cpu") and not sync
+        values["dtype"] = "bf16" if use_bf16 else "f32"
+    resolved = dataclasses.replace(config, **values)
+    if config.batch_size is None:
+        every_env = max(1, int(resolved.workers)) * resolved.envs_per_worker
+        resolved = dataclasses.replace(resolved, batch_size=every_env * resolved.rollout_length)
+    check_sizes(dataclasses.replace(resolved, minibatches=config.minibatches))
+    if config.minibatches is None:
+        # The preset thinks of its own number of environments; with fewer columns there are fewer
+        # cuts.
+        columns = resolved.batch_size // resolved.rollout_length
+        cuts = range(1, min(resolved.minibatches, columns) + 1)
+        resolved = dataclasses.replace(
+            resolved, minibatches=max(n for n in cuts if columns % n == 0)
+        )
+    if config.max_policy_lag is None:
+        resolved = dataclasses.replace(resolved, max_policy_lag=8 * versions_per_batch(resolved))
+    return resolved
+
+
+def _spread(config: TrainConfig, sync: bool, cores: int) -> dict[str, int]:
+    """Decide `workers` and `envs_per_worker` where the user has not."""
+    groups, envs = config.groups_per_worker, config.envs_per_worker
+    workers = cores if config.workers == "auto" else config.workers
+    if envs is not None:
+        return {"workers": workers}
+    if not sync:
+        share = math.ceil(DEFAULT_NUM_ENVS / (workers * groups))
+        return {"workers": workers, "envs_per_worker": groups * share}
+    # In sync the number of environments must not depend on the machine.
+    if config.workers == "auto":
+        fitting = [n for n in range(1, cores + 1) if DEFAULT_NUM_ENVS % (n * groups) == 0]
+        workers = max(fitting, default=1)
+    if DEFAULT_NUM_ENVS % (max(1, workers) * groups):
+        raise ConfigError(
+            f"--workers {workers} x --groups-per-worker {groups} do not divide the "
+            f"{DEFAULT_NUM_ENVS} environments that sync mode takes by default; name "
+            "--envs-per-worker."
+        )
+    return {"workers": workers, "envs_per_worker": DEFAULT_NUM_ENVS // max(1, workers)}
+
+
+def versions_per_batch(config: TrainConfig) -> int:
+    """Versions of the weights that a batch makes."""
+    return config.minibatches * config.epochs if config.publish == "step" else 1
