@@ -30,6 +30,7 @@ class Record:
         self._log = log_interval(plan.config.log_every)
         self._next_log = time.monotonic() + self._log.number
         self._announced = False
+        self._through = 0
         self._learner = LearnerReports()
         self.episodes = EpisodeLog(
             [shared.episodes(w) for w in range(plan.num_workers)], plan.num_envs
@@ -58,13 +59,16 @@ class Record:
         """Take in what the learner reports; write a record if records go by updates."""
         self._learner.add(report.metrics, report.updates)
         if self.by_updates:
-            self._drain(report.through)
+            self._through = report.through
+            self._drain(self._through)
             self._write(report.steps, self._rates.take())
 
     def tick(self) -> None:
         """Take in finished episodes; write a record if one is due by the clock."""
         self._announce()
         if self.by_updates:
+            # Nothing that a record may hold yet, but the workers' rings must not overflow.
+            self._drain(self._through)
             return
         self._drain()
         if time.monotonic() >= self._next_log:

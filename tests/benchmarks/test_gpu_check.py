@@ -12,6 +12,7 @@ COMPARISONS = {n: c for n, c in gpu_check.comparisons("cpu").items() if "engine 
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.slow
 def test_without_a_device_it_says_so_and_exits_with_2():
     done = subprocess.run(
         [sys.executable, gpu_check.__file__], capture_output=True, text=True, timeout=100
@@ -23,6 +24,7 @@ def test_without_a_device_it_says_so_and_exits_with_2():
     assert Path(gpu_check.__file__).parent.name == "benchmarks"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_the_cpu_agrees_with_itself(name):
     passed, text = COMPARISONS[name]()

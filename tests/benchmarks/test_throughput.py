@@ -115,6 +115,7 @@ def test_network_work_is_counted_in_rows(observation, dtype):
     assert train_work(config, spec, 7, dtype)() == 7
 
 
+@pytest.mark.slow
 def test_every_core_measures_and_the_first_failure_is_told():
     spec = spec_of("vector", "discrete")
     config = TrainConfig(env="nothing:here", seed=1)
@@ -232,6 +233,7 @@ def test_the_report_names_its_units_and_is_json():
 
 
 @pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.slow
 def test_profiles_and_their_sweeps_are_runs_that_the_engine_takes(name):
     profile = PROFILES[name]
     for arrangement in ((), *profile.sweep):
@@ -253,6 +255,7 @@ def test_another_run_than_planned_is_noticed(tmp_path):
         check_same(planned, dataclasses.replace(planned, epochs=7))
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_that_fails_is_told():
     with pytest.raises(EngineFailed, match=r"code 2(.|\n)*There is no environment"):
         run_engine(["--env", "envpool:Nothing-v9"], warm_up=0.0, seconds=1.0)

@@ -56,8 +56,15 @@ def records(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("schedule", ["linear", "kl", "constant"])
-@pytest.mark.parametrize("publish", ["batch", "step"])
+@pytest.mark.parametrize(
+    "publish, schedule",
+    [
+        ("batch", "linear"),
+        pytest.param("step", "kl", marks=pytest.mark.slow),
+        pytest.param("batch", "kl", marks=pytest.mark.slow),
+        pytest.param("step", "constant", marks=pytest.mark.slow),
+    ],
+)
 def test_a_resumed_run_has_the_state_of_the_uninterrupted_one(tmp_path, schedule, publish):
     run = train(tmp_path / "whole", lr_schedule=schedule, publish=publish)
     early = checkpoint.find_checkpoints(run)[0]

@@ -14,6 +14,7 @@ import pytest
 from commands import HANG, TINY, Command
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from fastrl.cli import train_main
 from fastrl.config_file import load_config
 
 SCALARS = {
@@ -91,30 +92,60 @@ def test_a_second_run_does_not_touch_the_first(tmp_path):
     assert list((tmp_path / "run").iterdir()) == []
 
 
+CARTPOLE = ["--env", "envpool:CartPole-v1"]
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        ([*CARTPOLE, "--worker", "7"], "--workers"),
+        ([*CARTPOLE, "--workers", "none"], "--workers"),
+        ([*CARTPOLE, "--hidden", "0"], "--hidden"),
+        (["--env", "atari:Pong", "--noop-max", "0"], "--noop-max is 0"),
+        ([*CARTPOLE, "--workers", "-1"], "--workers is -1"),
+        ([*CARTPOLE, "--workers", "0", "--mode", "async"], "--workers 0 runs"),
+        ([*CARTPOLE, "--resume", "must"], "--resume must needs --run-dir"),
+        ([*CARTPOLE, "--resume", "must", "--run-dir", "x"], "there is no run"),
+        ([*CARTPOLE, "--init-from", "x"], "--init-from x is not a run's"),
+        ([], "--env is not given"),
+        ([*CARTPOLE, "--gamma", "nan"], "--gamma is nan"),
+        ([*CARTPOLE, "--preset", "atri"], "no preset 'atri'"),
+        ([*CARTPOLE, "--model", "resnet"], "no model 'resnet'"),
+        ([*CARTPOLE, "--save-every", "5m"], "--save-every is '5m'"),
+        ([*CARTPOLE, "--log-every", "often"], "--log-every is 'often'"),
+        ([*CARTPOLE, "--envs-per-worker", "3"], "--envs-per-worker 3"),
+    ],
+)
+def test_a_wrong_flag_is_refused_before_any_process(
+    tmp_path, monkeypatch, capsys, arguments, sentence
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fastrl.workers.supervisor.Supervisor", None)
+    try:
+        code = train_main(arguments)
+    except SystemExit as ended:  # tyro's own refusals
+        code = ended.code
+    assert code == 2
+    printed = capsys.readouterr()
+    assert sentence in printed.out + printed.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def slow(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
         (["--env", "atari:Pnog"], "did you mean atari:Pong"),
-        (["--env", "envpool:CartPole"], "did you mean envpool:CartPole-v1"),
-        (["--env", "Pong"], "did you mean atari:Pong"),
-        (["--env", "envpool:CartPole-v1", "--noop-max", "7"], "does not use --noop-max"),
-        (["--env", "envpool:CartPole-v1", "--worker", "7"], "--workers"),
-        (["--env", "envpool:CartPole-v1", "--workers", "none"], "--workers"),
-        (["--env", "envpool:CartPole-v1", "--hidden", "0"], "--hidden"),
-        (["--env", "atari:Pong", "--noop-max", "0"], "--noop-max is 0"),
-        (["--env", "envpool:CartPole-v1", "--workers", "-1"], "--workers is -1"),
-        (["--env", "envpool:CartPole-v1", "--workers", "0", "--mode", "async"], "--workers 0 runs"),
-        (["--env", "envpool:CartPole-v1", "--resume", "must"], "--resume must needs --run-dir"),
-        (["--env", "envpool:CartPole-v1", "--resume", "must", "--run-dir", "x"], "there is no run"),
-        (["--env", "envpool:CartPole-v1", "--init-from", "x"], "--init-from x is not a run's"),
-        ([], "--env is not given"),
-        (["--env", "envpool:CartPole-v1", "--gamma", "nan"], "--gamma is nan"),
-        (["--env", "envpool:CartPole-v1", "--batch-size", "1000"], "--batch-size 1000"),
-        (["--env", "envpool:CartPole-v1", "--preset", "atri"], "no preset 'atri'"),
-        (["--env", "envpool:CartPole-v1", "--save-every", "5m"], "--save-every is '5m'"),
-        (["--env", "envpool:CartPole-v1", "--envs-per-worker", "3"], "--envs-per-worker 3"),
-        (["--env", "envpool:CartPole-v1", "--rollout-length", "4096", "--workers", "2",
-          "--envs-per-worker", "1000000"], "GiB of shared memory"),
+        slow(["--env", "envpool:CartPole"], "did you mean envpool:CartPole-v1"),
+        slow(["--env", "Pong"], "did you mean atari:Pong"),
+        slow([*CARTPOLE, "--noop-max", "7"], "does not use --noop-max"),
+        slow([*CARTPOLE, "--batch-size", "1000"], "--batch-size 1000"),
+        slow(["--env", "gym:CartPole-v1", "--model", "resnet"], "There is no model 'resnet'"),
+        slow([*CARTPOLE, "--rollout-length", "4096", "--workers", "2",
+              "--envs-per-worker", "1000000"], "GiB of shared memory"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_one_sentence_and_exit_code_2(tmp_path, arguments, sentence):
@@ -177,6 +208,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
     assert not list(tmp_path.glob("run/checkpoints/*"))
 
 
+@pytest.mark.slow
 def test_a_killed_main_leaves_no_process(tmp_path):
     train = start_training(tmp_path)
     train.process.kill()

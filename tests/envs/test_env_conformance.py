@@ -129,6 +129,7 @@ def test_rows_do_not_depend_on_how_environments_are_spread_over_groups(case, pla
 
 
 @cases_of_own_generators
+@pytest.mark.slow
 def test_stagger_equals_the_same_actions_played_by_hand(case):
     steps = np.array([0, 1, 18, 25])
     group = group_of(case, seed=5)
@@ -160,6 +161,7 @@ def test_stagger_equals_the_same_actions_played_by_hand(case):
 
 
 @pytest.mark.parametrize("case", ENVPOOL)
+@pytest.mark.slow
 def test_both_ways_into_envpool_give_the_same_rows(case, played, monkeypatch):
     assert isinstance(group_of(case).env._exchange, DirectExchange)
     monkeypatch.setattr(DirectExchange, "fits", lambda pool: False)

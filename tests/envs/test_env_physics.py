@@ -68,6 +68,7 @@ def test_mountain_car_begins_at_rest_in_the_valley():
     assert (rows.reward[~rows.resets] == -1).all()
 
 
+@pytest.mark.slow
 def test_breakout_counts_five_lives_as_one_episode():
     rows = Group("atari:Breakout", num_envs=4).play(400)
     assert not rows.truncated.any()
@@ -80,6 +81,7 @@ def test_breakout_counts_five_lives_as_one_episode():
     assert games >= 2
 
 
+@pytest.mark.slow
 def test_without_episodic_life_only_the_game_ends_an_episode():
     rows = Group("atari:Breakout", EnvOptions(episodic_life=False), num_envs=2).play(400)
     assert rows.terminated.any()
@@ -95,6 +97,7 @@ def new_game(rows):
     return rows.resets & (frames == frames[:, :, :1]).all(axis=(2, 3, 4))
 
 
+@pytest.mark.slow
 def test_the_time_limit_runs_on_over_lost_lives_and_begins_a_new_game():
     limit = 90
     rows = Group("atari:Breakout", EnvOptions(max_episode_steps=limit)).play(200)

@@ -178,6 +178,7 @@ def test_a_family_of_ones_own(monkeypatch):
         "py:gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv",
     ],
 )
+@pytest.mark.slow
 def test_a_rollout_process_imports_no_torch_and_prints_nothing(env_id):
     program = f"""
 import sys

@@ -35,6 +35,7 @@ def test_threads_under_thread_sanitizer(tmp_path: Path) -> None:
     run(build("test_threads", tmp_path, *flags), SLEEPS)
 
 
+@pytest.mark.slow
 def test_threads_at_full_speed(tmp_path: Path) -> None:
     # ThreadSanitizer changes the timing; a lost wake-up may show only without it.
     run(build("test_threads", tmp_path, "-O2"), SLEEPS)

@@ -93,6 +93,7 @@ class Reports:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.slow
 def test_a_sync_run_goes_on_after_kills_and_every_row_is_accounted_for(tmp_path, seed):
     # The loops are the engine's own, each in a thread; the test is the supervisor.
     rng = np.random.default_rng(seed)

@@ -192,6 +192,7 @@ def test_what_a_reset_row_holds_changes_nothing_by_one_bit(
      {"moment_rows": 50}, {"normalize_advantage": False, "publish": "step"}, {"dtype": "bf16"}],
     ids=["two towers", "continuous", "moments of some rows", "step", "bf16"],
 )  # fmt: skip
+@pytest.mark.slow
 def test_what_a_reset_row_holds_changes_nothing_in_other_networks(options):
     options = {"epochs": 2, "minibatches": 2, "lr_schedule": "kl", **options}
     unchanged = train(None, **options)
