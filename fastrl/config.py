@@ -81,8 +81,8 @@ class RolloutOptions:
     rollout_length: int = UNSET
     """T, the steps of every environment in one rollout."""
     stagger: int = 100
-    """Each environment first plays 0 to this many random steps, so that episodes do not end in
-    step."""
+    """Each environment first plays a number of random steps below this, so that episodes do not end
+    in step."""
     inference_wait: float | Literal["auto"] = "auto"
     """Milliseconds inference waits for a third of the groups; auto: 10 where processes outnumber
     cores."""
@@ -312,6 +312,11 @@ def _check_mode(config: TrainConfig) -> None:
         )
     if not is_sync(config):
         return
+    if config.inference_wait != "auto":
+        raise ConfigError(
+            f"--inference-wait is {config.inference_wait}, but in sync mode inference waits for "
+            "everyone; leave it out."
+        )
     if config.log_every is not None and log_interval(config.log_every).unit == "s":
         raise ConfigError(
             f"--log-every is {config.log_every} in sync mode, where records are written every "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,13 @@ from fastrl.errors import ConfigError
 
 def write_config(path: Path, config: TrainConfig) -> None:
     """Write a checked configuration to `path`, which :func:`load_config` reads back as it was."""
-    path.write_text(dump_config(config), encoding="utf-8")
+    # Whole or not at all: a run without it is lost.
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        temporary.write_text(dump_config(config), encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def load_config(path: Path) -> TrainConfig:

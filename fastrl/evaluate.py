@@ -56,7 +56,8 @@ def load_policy(run: Path | str) -> tuple[ActingPolicy, EnvSpec, TrainConfig, Pa
     path and its step count. Each newer checkpoint that is damaged is named in a line on stderr.
     Raises ConfigError where the folder holds no run or no checkpoint that can be read.
     """
-    run = Path(run)
+    # Absolute, before a module of the user's can change the current folder.
+    run = Path(run).absolute()
     if not (run / "config.toml").is_file():
         raise ConfigError(f"{run} is not a run's folder: it has no config.toml.")
     config = load_config(run / "config.toml")

@@ -19,6 +19,10 @@ DEFAULT_NUM_ENVS = 128
 overhead."""
 
 
+LAG_IN_BATCHES = 8
+"""Batches that a row may be older than the weights, where ``max_policy_lag`` is not given."""
+
+
 def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> TrainConfig:
     """Fill every UNSET option that shapes the run, from the preset and from the environment's
     spaces.
@@ -54,7 +58,9 @@ def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> T
             resolved, minibatches=max(n for n in cuts if columns % n == 0)
         )
     if config.max_policy_lag is None:
-        resolved = dataclasses.replace(resolved, max_policy_lag=8 * versions_per_batch(resolved))
+        resolved = dataclasses.replace(
+            resolved, max_policy_lag=LAG_IN_BATCHES * versions_per_batch(resolved)
+        )
     return resolved
 
 

@@ -253,6 +253,7 @@ def test_in_sync_the_number_of_environments_does_not_depend_on_the_machine(optio
     [
         ({"workers": 0, "mode": "async"}, "--workers 0 runs everything in one process, so --mode"),
         ({"mode": "sync", "log_every": 5.0}, "--log-every is 5.0 in sync mode"),
+        ({"mode": "sync", "inference_wait": 3.0}, "--inference-wait is 3.0, but in sync mode"),
         ({"workers": 0, "log_every": "5s"}, "--log-every is 5s in sync mode"),
         ({"mode": "sync", "workers": 2, "envs_per_worker": 6, "rollout_length": 8,
           "batch_size": 48}, "--batch-size is 48, but in sync mode a batch is one rollout"),

@@ -186,7 +186,7 @@ def _diagnostics(
 
     total = variance(target)
     return (
-        mean(ratio - 1.0 - log_ratio),
+        mean(ratio - 1.0 - log_ratio).clamp_min(0.0),  # of rounding alone it may be less
         mean(((ratio - 1.0).abs() > clip).float()),
         mean((ratio > rho_bar).float()),
         torch.where(total > 0, 1.0 - variance(target - value) / total, torch.nan),

@@ -11,8 +11,10 @@ import difflib
 import importlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, cast
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import gymnasium
 
 from fastrl.envs.options import EnvOptions
 from fastrl.envs.spec import EnvSpec
@@ -92,6 +94,8 @@ class Registered:
 
     families: dict[str, Adapter]
     envs: dict[str, EnvFactory]
+    gymnasium: dict[str, Any] = field(default_factory=dict)
+    """Entries of Gymnasium's own registry, by id."""
 
 
 def registered(env_id: str) -> Registered:
@@ -100,6 +104,10 @@ def registered(env_id: str) -> Registered:
     return Registered(
         families={prefix: a for prefix, a in registered_families().items() if prefix == family},
         envs={own: f for own, f in registered_envs().items() if (family, name) == ("py", own)},
+        # A script may register an id with Gymnasium as well.
+        gymnasium={
+            own: spec for own, spec in gymnasium.registry.items() if (family, name) == ("gym", own)
+        },
     )
 
 
@@ -109,6 +117,8 @@ def register_all(other: Registered) -> None:
         register_family(prefix, adapter)
     for name, factory in other.envs.items():
         register_env(name, factory)
+    for name, spec in other.gymnasium.items():
+        gymnasium.registry.setdefault(name, spec)
 
 
 def describe(env_id: str, options: EnvOptions) -> EnvSpec:

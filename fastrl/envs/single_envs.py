@@ -13,8 +13,9 @@ which group it is in changes none of its episodes, as long as it draws from that
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,7 @@ class SingleEnvs:
                         f"of {num_envs} needs as many; construct a new one in every call."
                     )
                 bases.add(base)
+                _give_spaces_of_its_own(env.unwrapped)
                 opened.callback(env.close)
                 envs.append(env)
             specs = [_spec_of(env_id, env) for env in envs]
@@ -185,7 +187,9 @@ class SingleEnvs:
                 result = env.reset()
             else:
                 seed = env_seed(self._seed, self._first_env_index + i)
-                env.action_space.seed(seed)  # an environment may draw from it
+                # An environment may draw from them.
+                env.action_space.seed(seed)
+                env.observation_space.seed(seed)
                 result = env.reset(seed=seed)
             observation = self._observations.stored(first_observation(self.spec.env_id, result))
         except Exception as error:
@@ -205,6 +209,13 @@ class SingleEnvs:
     def _check_open(self) -> None:
         if not self._envs:
             raise RuntimeError(f"The group of {self.spec.env_id} is closed; make a new one.")
+
+
+def _give_spaces_of_its_own(env: Any) -> None:
+    """Copy spaces that the class may share: what one environment draws must not move another's."""
+    for name in ("action_space", "observation_space"):
+        with suppress(AttributeError):  # a property, or none at all
+            setattr(env, name, copy.deepcopy(getattr(env, name)))
 
 
 def _spec_of(env_id: str, env: Any) -> EnvSpec:

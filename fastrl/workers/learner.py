@@ -50,7 +50,6 @@ class Learner:
         self.config = plan.config
         self._updater = updater
         self._start = plan.start
-        self._began = time.monotonic()
         self._weights = shared.weights()
         self._reader = BatchReader(shared, updater.chunk_rows)
         self._returned = np.zeros(plan.num_groups, np.int64)
@@ -80,7 +79,7 @@ class Learner:
             "updates": self.updates,
             "rows": self._start.rows + int(filled) * plan.rollout_length,
             "seed": self.config.seed,
-            "seconds": self._start.seconds + time.monotonic() - self._began,
+            "seconds": self._start.seconds + time.monotonic() - plan.began,
         }
 
     def check_finite(self) -> None:
@@ -164,6 +163,10 @@ def _restore(updater: Updater, origin: Origin, env_id: str) -> tuple[Start, list
     loaded = checkpoint.load_newest(origin.run_dir, env_id, accept)
     if not origin.resume:
         return Start(), loaded.warnings
+    # Numbers that are higher than those of the next ones would make these the old ones.
+    for path in checkpoint.find_checkpoints(origin.run_dir):
+        if path > loaded.path:
+            path.rename(path.with_suffix(".unusable"))
     names = ("steps", "updates", "rows", "seconds")
     return Start(**{name: loaded.state[name] for name in names}), loaded.warnings
 

@@ -9,6 +9,7 @@ configuration and the environment's spaces, and travels to them as one picklable
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -48,6 +49,8 @@ class Plan:
     num_params: int
     cores: int
     start: Start = Start()
+    began: float = field(default_factory=time.monotonic)
+    """time.monotonic() at which the run's clock began, in main; the same clock in every process."""
     segment: Segment = field(default_factory=lambda: Segment(0, 0))
 
     @property

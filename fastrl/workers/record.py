@@ -17,16 +17,13 @@ from fastrl.workers.shared import Shared
 class Record:
     """Collects counters, episodes and reports of one run, and writes them; owned by main."""
 
-    def __init__(
-        self, shared: Shared, writer: MetricWriter, console: Console, started: float
-    ) -> None:
-        """`started` is the time.monotonic() at which the run's clock began."""
+    def __init__(self, shared: Shared, writer: MetricWriter, console: Console) -> None:
         plan = shared.plan
         self._shared = shared
         self._writer = writer
         self._console = console
-        self._started = started - plan.start.seconds
-        self._began = started
+        self._started = plan.began - plan.start.seconds
+        self._began = plan.began
         self._log = log_interval(plan.config.log_every)
         self._next_log = time.monotonic() + self._log.number
         self._announced = False
@@ -41,9 +38,6 @@ class Record:
             ),
             plan.spec.frame_skip,
         )
-
-        if plan.start.steps:
-            writer.resume(plan.start.steps, plan.start.seconds)
 
     @property
     def steps(self) -> int:

@@ -11,6 +11,7 @@ Nothing here imports torch: a process of its own costs a few megabytes, and ther
 from __future__ import annotations
 
 import os
+import random
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -268,6 +269,10 @@ def _explore(start: RolloutStart, lines: Lines) -> tuple[Plan, list[VectorEnv]]:
 
 def run(start: RolloutStart, lines: Lines) -> None:
     """Step this worker's groups until the engine closes."""
+    # Of environments that draw from the global ones: all processes have the forkserver's state.
+    globals_seed = part_seed(start.config.seed, start.worker + 1, start.generation)
+    np.random.seed(globals_seed)
+    random.seed(globals_seed)
     register_all(unpack(start.registered, "register_env"))
     plan, envs = (start.plan, []) if start.plan is not None else _explore(start, lines)
     first_group = start.worker * plan.groups_per_worker

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from fastrl.checkpoint import find_checkpoints
 from fastrl.config import TrainConfig, check, draw_seed
@@ -25,6 +26,8 @@ from fastrl.envs.options import EnvOptions
 from fastrl.errors import ConfigError
 from fastrl.models.config import ModelConfig
 from fastrl.option_types import flag_of
+from fastrl.resolve import LAG_IN_BATCHES, versions_per_batch
+from fastrl.workers.machine import available_cores
 
 CONFIG_FILE = "config.toml"
 
@@ -51,7 +54,7 @@ class RunFolder:
 
 
 def choose_run_folder(config: TrainConfig, given: Collection[str]) -> RunFolder:
-    """Decide where the run of a checked configuration lives, and what it begins with.
+    """Decide where the run of a configuration lives, and what it begins with.
 
     Args:
         config: the options, of their declared types.
@@ -67,7 +70,7 @@ def choose_run_folder(config: TrainConfig, given: Collection[str]) -> RunFolder:
             raise ConfigError(
                 f"--resume {config.resume} needs --run-dir, the folder of the run that is to go on."
             )
-    elif _exists(path):
+    elif _exists(path) and not (config.resume == "auto" and _is_empty(path)):
         if config.resume == "never":
             raise ConfigError(
                 f"--run-dir {path} exists already; name another folder, or go on with the run in "
@@ -92,7 +95,12 @@ def choose_run_folder(config: TrainConfig, given: Collection[str]) -> RunFolder:
         if not find_checkpoints(config.init_from):
             raise ConfigError(f"--init-from {config.init_from} has no checkpoint yet.")
         origin = Origin(config.init_from, resume=False)
-    return RunFolder(dataclasses.replace(config, run_dir=path), path, origin, exists=False)
+    return RunFolder(dataclasses.replace(config, run_dir=path), path, origin, _exists(path))
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether it is a folder without a file, as a job makes it before its command runs."""
+    return path.is_dir() and not any(path.iterdir())
 
 
 def _exists(path: Path) -> bool:
@@ -143,47 +151,92 @@ def _go_on(
                 f"{getattr(stored, name)}, which a resumed run keeps; leave it out, or begin "
                 "another run (with --init-from, where the network stays the same)."
             )
-    if changed.keys() & {"workers", "groups_per_worker"} and "envs_per_worker" not in changed:
-        # The same environments, spread anew.
-        total = max(1, int(stored.workers)) * stored.envs_per_worker
-        workers = changed.get("workers", stored.workers)
-        if workers != "auto" and total % max(1, workers) == 0:
-            changed["envs_per_worker"] = total // max(1, workers)
-    if changed.get("workers") == 0 and "mode" not in changed:
+    if changed.keys() & {"workers", "groups_per_worker"} and "envs_per_worker" not in given:
+        changed |= _spread_anew(stored, changed)
+    if changed.get("workers") == 0 and "mode" not in given:
         changed["mode"] = "sync"
-    if changed.get("mode", stored.mode) != stored.mode and "log_every" not in changed:
-        changed["log_every"] = None
+    # What was derived from an option that is another now is derived again.
+    every_env = max(1, int(stored.workers)) * stored.envs_per_worker
+    sizes = {"mode", "workers", "groups_per_worker", "envs_per_worker", "rollout_length"}
+    if changed.keys() & sizes and stored.batch_size == every_env * stored.rollout_length:
+        changed.setdefault("batch_size", None)
+    if changed.keys() & {"publish", "minibatches", "epochs"} and (
+        stored.max_policy_lag == LAG_IN_BATCHES * versions_per_batch(stored)
+    ):
+        changed.setdefault("max_policy_lag", None)
+    if changed.get("mode", stored.mode) != stored.mode:
+        changed.setdefault("log_every", None)
     return check(dataclasses.replace(stored, **changed, run_dir=path, resume=config.resume))
+
+
+def _spread_anew(stored: TrainConfig, changed: dict[str, Any]) -> dict[str, Any]:
+    """The run's environments over other workers or groups."""
+    total = max(1, int(stored.workers)) * stored.envs_per_worker
+    groups = changed.get("groups_per_worker", stored.groups_per_worker)
+    workers = changed.get("workers", stored.workers)
+    if workers == "auto":
+        fitting = [n for n in range(1, available_cores() + 1) if total % (n * groups) == 0]
+        workers = max(fitting, default=1)
+    if total % (max(1, workers) * groups):
+        raise ConfigError(
+            f"--workers {workers} x --groups-per-worker {groups} do not divide the {total} "
+            "environments of the run; name --envs-per-worker."
+        )
+    return {"workers": workers, "envs_per_worker": total // max(1, workers)}
+
+
+@contextlib.contextmanager
+def locked(folder: RunFolder) -> Iterator[None]:
+    """Keep other processes from going on with the same run; the lock of a folder that exists.
+
+    To be held before a checkpoint is read: the process that has it may be about to save. Raises
+    ConfigError where another one has it.
+    """
+    if not folder.exists:
+        yield
+        return
+    try:
+        descriptor = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise ConfigError(f"--run-dir {folder.path} cannot be used: {error}.") from error
+    with _lock(descriptor, folder.path):
+        yield
+
+
+@contextlib.contextmanager
+def _lock(descriptor: int, path: Path) -> Iterator[None]:
+    """Hold the lock of an open folder, then close it. The kernel drops the lock when the process
+    ends, however it ends."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise ConfigError(f"The run in {path} is going on in another process.") from error
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
 def open_run_folder(folder: RunFolder, config: TrainConfig) -> Iterator[None]:
-    """Create the folder, or take it over, and write the resolved configuration into it.
+    """Create the folder, locked, or take over one that is, and write the resolved configuration
+    into it.
 
-    It is locked meanwhile, so that no second process goes on with the same run. Raises ConfigError
-    where it cannot be written, or is in use.
+    Raises ConfigError where it cannot be written.
     """
     path = folder.path
-    try:
-        path.mkdir(parents=True, exist_ok=folder.exists)
-        # The kernel drops the lock when this process ends, however it ends.
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except FileExistsError as error:
-        raise ConfigError(f"--run-dir {path} exists already; name another folder.") from error
-    except OSError as error:
-        raise ConfigError(f"--run-dir {path} cannot be written: {error}.") from error
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.mkdir(parents=True, exist_ok=folder.exists)
+            if not folder.exists:
+                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+                stack.enter_context(_lock(descriptor, path))
             # A run that is resumed later is asked for again.
             write_config(path / CONFIG_FILE, dataclasses.replace(config, resume="never"))
-        except BlockingIOError as error:
-            raise ConfigError(f"The run in {path} is going on in another process.") from error
+        except FileExistsError as error:
+            raise ConfigError(f"--run-dir {path} exists already; name another folder.") from error
         except OSError as error:
             raise ConfigError(f"--run-dir {path} cannot be written: {error}.") from error
         yield
-    finally:
-        os.close(descriptor)
 
 
 def default_run_dir(config: TrainConfig) -> Path:

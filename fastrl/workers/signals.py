@@ -35,13 +35,13 @@ class StopSignal:
 
 
 @contextlib.contextmanager
-def stop_signals(kill: Callable[[], None]) -> Iterator[StopSignal]:
+def stop_signals(kill: Callable[[], None], debugger: bool = False) -> Iterator[StopSignal]:
     """Note SIGINT, SIGTERM and SIGHUP instead of being ended by them; at a second one, call `kill`
     and exit.
 
     Handlers only note the signal: one that raised could lose a process between its start and its
-    entry in a list. A debugger keeps its own Ctrl-C, and a thread other than the main one, which
-    may set no handler, gets none.
+    entry in a list. With `debugger`, one that runs keeps its own Ctrl-C. A thread other than the
+    main one, which may set no handler, gets none.
     """
     reader, writer = os.pipe()
     stop = StopSignal(reader)
@@ -59,7 +59,7 @@ def stop_signals(kill: Callable[[], None]) -> Iterator[StopSignal]:
         os.write(writer, b".")
 
     numbers = [signal.SIGTERM]
-    if sys.gettrace() is None:
+    if not debugger or sys.gettrace() is None:
         numbers.append(signal.SIGINT)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
         numbers.append(signal.SIGHUP)

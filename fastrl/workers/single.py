@@ -11,6 +11,7 @@ rings, no reports that travel, and an exception is a plain traceback.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -34,7 +35,7 @@ from fastrl.workers.plan import Plan
 from fastrl.workers.record import Record
 from fastrl.workers.reports import MetricsReport, SavedReport
 from fastrl.workers.rollout import RolloutWorker, make_first_group, make_group
-from fastrl.workers.run_folder import RunFolder, open_run_folder
+from fastrl.workers.run_folder import RunFolder, locked, open_run_folder
 from fastrl.workers.shared import Shared
 from fastrl.workers.signals import StopSignal, stop_signals
 from fastrl.workers.slot_queue import SlotQueue
@@ -51,11 +52,14 @@ def train_in_this_process(folder: RunFolder, console: Console) -> int:
         stack.enter_context(_one_thread())
         # A program that trains in passing keeps its own random numbers.
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        stop = stack.enter_context(stop_signals(lambda: None))
+        stop = stack.enter_context(stop_signals(lambda: None, debugger=True))
+        # Before a module of the user's can change the current folder.
+        folder = dataclasses.replace(folder, path=folder.path.absolute())
+        stack.enter_context(locked(folder))
         spec = describe(folder.config.env, folder.config.section(EnvOptions))
         config = resolve(folder.config, spec, available_cores(), has_bf16())
         updater, built = build(config, spec, folder.origin)
-        plan = Plan(config, spec, built.num_params, available_cores(), built.start)
+        plan = Plan(config, spec, built.num_params, available_cores(), built.start, started)
         plan.check_memory()
         envs = [make_first_group(config, built.start.rows, generation=0)]
         stack.callback(_close, envs)
@@ -71,11 +75,16 @@ def train_in_this_process(folder: RunFolder, console: Console) -> int:
         shared = Shared(plan.with_segment(segment), arena)
         writer = MetricWriter(folder.path, on_error=console.say)
         stack.callback(writer.close)
-        run = _Run(shared, Record(shared, writer, console, started), console)
+        if folder.exists:
+            writer.resume(plan.start.steps, plan.start.seconds)
+        run = _Run(shared, Record(shared, writer, console), console)
         learner = Learner(shared, updater)
         journal = Journal(learner, folder.path, run.take_report)
         inference = Inference(shared, ActingPolicy(spec, config))
-        stopped_by = run.loop(inference, RolloutWorker(shared, 0, envs), learner, journal, stop)
+        try:
+            stopped_by = run.loop(inference, RolloutWorker(shared, 0, envs), learner, journal, stop)
+        except SystemExit as error:
+            raise RuntimeError(f"The environment ended the program: {error!r}.") from error
     return stop.exit_code if stopped_by == stop.name else 0
 
 

@@ -30,7 +30,7 @@ from fastrl.workers.plan import Plan
 from fastrl.workers.record import Record
 from fastrl.workers.reports import EndReport, MetricsReport, SavedReport
 from fastrl.workers.rollout import RolloutStart
-from fastrl.workers.run_folder import RunFolder, choose_run_folder, open_run_folder
+from fastrl.workers.run_folder import RunFolder, choose_run_folder, locked, open_run_folder
 from fastrl.workers.shared import Shared
 from fastrl.workers.signals import StopSignal, stop_signals
 from fastrl.workers.travel import pack
@@ -72,21 +72,24 @@ class Supervisor:
         with contextlib.ExitStack() as stack:
             stop = stack.enter_context(stop_signals(self._crew.kill))
             stack.callback(self._crew.end)
+            stack.enter_context(locked(self._folder))
             try:
-                shared = self._start(stop, stack)
+                shared = self._start(stop, stack, started)
             except Interrupted:
                 self._console.say("interrupted before training began; nothing was saved")
                 return stop.exit_code
             writer = MetricWriter(self._folder.path, on_error=self._console.say)
             try:
-                record = Record(shared, writer, self._console, started)
+                if self._folder.exists:
+                    writer.resume(shared.plan.start.steps, shared.plan.start.seconds)
+                record = Record(shared, writer, self._console)
                 self._watch(shared, record, stop)
             finally:
                 writer.close()
         ended_by_signal = stop.number is not None and self._stopped_by == stop.name
         return stop.exit_code if ended_by_signal else 0
 
-    def _start(self, stop: StopSignal, stack: contextlib.ExitStack) -> Shared:
+    def _start(self, stop: StopSignal, stack: contextlib.ExitStack, began: float) -> Shared:
         """Start everything in an order that brings a refusal before the crowd of workers."""
         crew, cores, folder = self._crew, available_cores(), self._folder
         crew.wake = stop.wake
@@ -105,7 +108,7 @@ class Supervisor:
             # Other episodes than those before, which the checkpoint counts.
             built = crew.expect(learner, "built")
             crew.send(first, (config, built.start.rows))
-        plan = Plan(config, spec, built.num_params, cores, built.start)
+        plan = Plan(config, spec, built.num_params, cores, built.start, began)
         plan.check_memory()
         crew.watch_forkserver(crew.expect(first, "constructed"))
         try:
@@ -129,7 +132,7 @@ class Supervisor:
         try:
             failure = self._watch_until_over(shared, record, stop)
             record.before_stop()
-        except Exception:
+        except BaseException:
             # Whatever went wrong in main: what has been learned is saved all the same.
             self._stop(shared)
             raise
@@ -277,7 +280,7 @@ def tell_plan(console: Console, folder: RunFolder, plan: Plan, built: Built) -> 
 
 
 def train(config: TrainConfig) -> int:
-    """Train with `config` from the main thread; return the exit code (0, 1, 130 or 143).
+    """Train with `config` from the main thread; return the exit code (0, 1, 129, 130 or 143).
 
     A resumed run (`config.resume`) keeps its own options, except those that differ here from their
     defaults. Raises ConfigError where the run is refused before it starts. A failure is told on the

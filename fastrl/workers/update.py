@@ -89,6 +89,7 @@ class Updater:
                 name: value.cpu().clone() for name, value in self.network.state_dict().items()
             },
             "optimizer": self._optimizer.state_dict(),
+            "learning_rate": self._config.learning_rate,
             "moments": {key: moments._asdict() for key, moments in self._moments.items()},
             "return_moments": self._return_moments._asdict(),
         }
@@ -105,12 +106,16 @@ class Updater:
         self._return_moments = ReturnMoments(*(x.to(self._device) for x in returns))
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take all of a checkpoint; raises as `load_weights`."""
+        """Take all of a checkpoint; raises as `load_weights`.
+
+        The rate that a schedule has come to stays, unless the run now begins with another one.
+        """
         # The optimiser first: what does not fit must leave the weights alone.
         self._optimizer.load_state_dict(state["optimizer"])
         (group,) = self._optimizer.param_groups
-        self._learning_rate.copy_(torch.as_tensor(group["lr"]))
-        group["lr"] = self._learning_rate
+        if state["learning_rate"] == self._config.learning_rate:
+            self._learning_rate.copy_(torch.as_tensor(group["lr"]))
+        group["lr"], group["eps"] = self._learning_rate, self._config.adam_eps
         self.load_weights(state)
 
     def update(

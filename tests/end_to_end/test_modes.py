@@ -98,8 +98,9 @@ def test_another_seed_gives_other_bits(tmp_path):
             total_steps=1500, log_every="3u", save_every="5u", seed=int(run.name), run_dir=run,
         )  # fmt: skip
         assert fastrl.train(config) == 0
-    with pytest.raises(AssertionError):
-        assert_same_run(*runs)
+    first, second = (checkpoint.load(checkpoint.find_checkpoints(run)[0])["model"] for run in runs)
+    differ = [name for name in first if not torch.equal(first[name], second[name])]
+    assert set(differ) >= {"policy_head.action.weight", "encoder.normalizers.obs.mean"}
 
 
 @pytest.mark.slow

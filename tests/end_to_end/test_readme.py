@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from commands import Command
 
+from fastrl.cli import parse_train
+from fastrl.config import field_names
+
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -26,3 +29,13 @@ def test_the_environment_of_the_readme_trains_and_evaluates(tmp_path):
     assert command.finish() == 0, command.output
     mean = re.search(r"return mean (-?[\d.]+)", command.output)
     assert mean and float(mean[1]) > -10, command.output
+
+
+def test_every_flag_in_the_readme_is_one():
+    lines = re.findall(r"^ {4}(?:.* && )?fastrl-train (.*)$", README.read_text(), re.MULTILINE)
+    assert len(lines) >= 4
+    for line in lines:
+        parse_train(line.split())  # exits where a flag is none
+    known = {f"--{name.replace('_', '-')}" for name in field_names()} | {"--index-url", "--help"}
+    known |= {"--episodes", "--out", "--threshold", "--logdir"}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README.read_text())) <= known

@@ -6,7 +6,9 @@ processes.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -19,7 +21,10 @@ from test_modes import assert_same_tensors
 import fastrl
 from fastrl import TrainConfig, checkpoint
 from fastrl.config_file import load_config
+from fastrl.envs import EnvOptions, describe
 from fastrl.errors import ConfigError
+from fastrl.resolve import resolve
+from fastrl.workers.run_folder import choose_run_folder
 
 torch.set_num_threads(1)
 
@@ -158,10 +163,91 @@ def test_auto_begins_a_run_and_goes_on_with_it(tmp_path):
 
 
 def test_options_that_are_given_anew_count_and_the_others_stay(tmp_path):
-    run = train(tmp_path / "run", total_steps=300, gamma=0.9, epochs=2)
-    resume(run, total_steps=500, epochs=3, workers=0)
+    run = train(tmp_path / "run", total_steps=300, gamma=0.9, epochs=2, lr_schedule="kl")
+    resume(run, total_steps=500, epochs=3, adam_eps=1e-3, learning_rate=1e-5, workers=0)
     config = load_config(run / "config.toml")
     assert (config.gamma, config.epochs, config.total_steps) == (0.9, 3, 500)
+    (group,) = newest(run)["optimizer"]["param_groups"]
+    assert group["eps"] == 1e-3
+    assert 1e-6 < float(group["lr"]) < 1e-4, "it began at the new rate"
+    rate = group["lr"]
+    resume(run, total_steps=1)
+    assert newest(run)["optimizer"]["param_groups"][0]["lr"] == rate, "and stays where it is"
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        ({"publish": "step"}, {"max_policy_lag": 8 * 4 * 4}),
+        ({"rollout_length": 16}, {"batch_size": 256}),
+        ({"envs_per_worker": 32}, {"batch_size": 256}),
+        ({"workers": 2}, {"envs_per_worker": 8, "mode": "sync", "batch_size": 128}),
+        ({"workers": 4, "envs_per_worker": 16}, {"workers": 4, "batch_size": 4 * 16 * 8}),
+        ({"workers": 2, "mode": "async"}, {"mode": "async", "log_every": "5s"}),
+        ({"learning_rate": 0.5}, {"max_policy_lag": 8, "batch_size": 128, "envs_per_worker": 16}),
+    ],
+)
+def test_what_follows_from_a_changed_option_is_derived_anew(tmp_path, given, expected):
+    run = train(tmp_path / "run", total_steps=1)
+    spec = describe(SMALL["env"], EnvOptions())
+    asked = TrainConfig(run_dir=run, resume="must", **given)
+    config = resolve(choose_run_folder(asked, [*given, "resume"]).config, spec, 2, bf16_cpu=False)
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+def test_workers_that_do_not_divide_the_environments_are_refused(tmp_path):
+    run = train(tmp_path / "run", total_steps=1)
+    with pytest.raises(ConfigError, match="--workers 3 x --groups-per-worker 2 do not divide"):
+        fastrl.train(TrainConfig(run_dir=run, resume="must", workers=3))
+
+
+def test_a_job_may_make_the_folder_before_its_run(tmp_path):
+    (tmp_path / "run").mkdir()
+    run = train(tmp_path / "run", resume="auto", total_steps=300)
+    assert newest(run)["steps"] >= 300
+    with pytest.raises(ConfigError, match="exists already"):
+        train(tmp_path / "run")
+
+
+def test_time_goes_on_and_a_run_that_begins_once_more_says_so(tmp_path):
+    run = train(tmp_path / "run", total_steps=300)
+    for total in (600, 900):
+        # The checkpoint's clock is that of the records: it was saved after the last of them but
+        # the one that says what ended the run.
+        *_, last, _end = records(run)
+        seconds = newest(run)["seconds"]
+        assert seconds >= last["seconds"]
+        resume(run, total_steps=total)
+        lines = records(run)
+        mark = max(i for i, line in enumerate(lines) if line.get("resumed"))
+        assert lines[mark]["seconds"] == pytest.approx(seconds, abs=1e-3)
+        assert all(line["seconds"] > seconds for line in lines[mark + 1 :])
+    for path in checkpoint.find_checkpoints(run):
+        path.unlink()
+    train(run, resume="auto", total_steps=300)
+    marks = [line["steps"] for line in records(run) if line.get("resumed")]
+    assert len(marks) == 3 and marks[-1] == 0
+
+
+def test_checkpoints_that_cannot_be_used_do_not_push_out_those_that_follow(tmp_path):
+    run = train(tmp_path / "run", total_steps=1400)
+    first, *later = checkpoint.find_checkpoints(run)
+    for path in later:
+        path.write_bytes(b"damaged")
+    steps = checkpoint.load(first)["steps"]
+    resume(run, total_steps=steps + 130)
+    assert newest(run)["steps"] >= steps + 130
+    assert len(list(run.glob("checkpoints/*.unusable"))) == len(later)
+
+
+def test_the_lock_is_taken_before_a_checkpoint_is_read(tmp_path, monkeypatch):
+    run = train(tmp_path / "run", total_steps=130)
+    holder = os.open(run, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    monkeypatch.setattr("fastrl.workers.single.build", None)
+    with pytest.raises(ConfigError, match="is going on in another process"):
+        resume(run)
+    os.close(holder)
 
 
 @pytest.mark.parametrize(
@@ -189,6 +275,7 @@ def test_what_cannot_go_on_is_refused_by_name(tmp_path, monkeypatch, options, se
 def test_a_folder_that_holds_no_run_or_no_checkpoint_is_refused(tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
+    (empty / "notes.txt").touch()
     for how in ("must", "auto"):
         with pytest.raises(ConfigError, match=r"it has no config\.toml"):
             train(empty, resume=how)

@@ -6,7 +6,7 @@ import pytest
 from group import Group
 from toys import LENGTHS, Ledger, Toy, spaces
 
-from fastrl.envs import EnvOptions
+from fastrl.envs import EnvOptions, register_env
 from fastrl.envs.seeding import env_seed
 from fastrl.errors import ConfigError, UnsupportedEnvironment
 
@@ -411,3 +411,23 @@ def test_the_limit_of_the_option_truncates(toy):
     rows = toy(Toy, EnvOptions(max_episode_steps=4)).play(12)
     np.testing.assert_array_equal(np.flatnonzero(rows.truncated[:, 0]), [3, 8])
     assert not rows.terminated.any()
+
+
+def test_what_one_environment_draws_from_its_spaces_moves_no_other(monkeypatch):
+    class Draws(Toy):
+        """Shows what it draws from the spaces that its class has."""
+
+        action_space = gymnasium.spaces.Discrete(1000)
+        observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+
+        def look(self):
+            drawn = self.observation_space.sample()
+            drawn[0] = self.action_space.sample() / 1000
+            return drawn
+
+    register_env("draws", Draws)
+    together = Group("py:draws", num_envs=3).play(8).obs
+    for i in range(3):
+        alone = Group("py:draws", num_envs=1, first=i).play(8).obs
+        np.testing.assert_array_equal(alone[:, 0], together[:, i])
+    assert (together[:, 0] != together[:, 1]).any()

@@ -266,3 +266,12 @@ def test_an_environment_of_another_library_is_refused_by_its_type(no_names):
     register_env("toy", lambda: np.zeros(3))
     with pytest.raises(UnsupportedEnvironment, match=r"it returned a numpy\.ndarray, and not"):
         describe("py:toy", EnvOptions())
+
+
+def test_an_id_that_the_script_registers_with_gymnasium_travels(monkeypatch):
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    gymnasium.registry["Own-v0"] = gymnasium.envs.registration.EnvSpec("Own-v0", entry_point=Toy)
+    sent = cloudpickle.dumps(registered("gym:Own-v0"))
+    del gymnasium.registry["Own-v0"]
+    register_all(cloudpickle.loads(sent))
+    assert gymnasium.registry.pop("Own-v0").id == "Own-v0"
