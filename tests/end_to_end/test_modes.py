@@ -72,9 +72,8 @@ def assert_same_run(run: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env, spreads", [("envpool:CartPole-v1", 4), ("gym:Pendulum-v1", 2)])
-def test_sync_runs_do_not_depend_on_how_environments_are_spread(tmp_path, env, spreads):
-    base = ["--env", env, *SYNC]
+def test_sync_runs_do_not_depend_on_how_environments_are_spread(tmp_path):
+    base = ["--env", "envpool:CartPole-v1", *SYNC]
     one, *_ = sorted(os.sched_getaffinity(0))
     runs = [
         train(tmp_path, name, *base, "--workers", workers, "--envs-per-worker", envs, *more,
@@ -84,7 +83,7 @@ def test_sync_runs_do_not_depend_on_how_environments_are_spread(tmp_path, env, s
             ("4x8", "4", "8", ["--groups-per-worker", "1"], None),
             ("2x16", "2", "16", [], {one}),
             ("1x32", "1", "32", [], None),
-        ][:spreads]
+        ]
     ]  # fmt: skip
     for other in runs[1:]:
         assert_same_run(other, runs[0])
