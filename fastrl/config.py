@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 from fastrl.envs.options import EnvOptions, check_ranges
 from fastrl.errors import ConfigError
-from fastrl.models.config import ModelConfig
+from fastrl.models.config import ModelConfig, check_cnn
 from fastrl.models.registry import model_builder
 from fastrl.option_types import as_declared, flag_of
 
@@ -86,9 +86,11 @@ class RolloutOptions:
     inference_wait: float | Literal["auto"] = "auto"
     """Milliseconds inference waits for a third of the groups; auto: 10 where processes outnumber
     cores."""
-    reward_clip: Literal["sign", "off"] = UNSET
-    """What the learner sees of a reward: its sign, or all of it; returns are always reported
-    raw."""
+    reward_scale: float = 1.0
+    """Factor that the learner sees rewards multiplied by; returns are always reported raw."""
+    reward_clip: Literal["sign", "off"] | float = UNSET
+    """What the learner sees of a (scaled) reward: its sign, all of it, or, for a number, what of it
+    lies within plus and minus that number."""
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,8 @@ _RANGES: list[tuple[str, float, bool, float]] = [
     ("rollout_length", 1, True, 4096),
     ("stagger", 0, True, 10**6),
     ("inference_wait", 0, True, 1000),
+    ("reward_scale", 0, False, 1e9),
+    ("reward_clip", 0, False, 1e9),
     ("batch_size", 1, True, 2**31),
     ("minibatches", 1, True, 2**16),
     ("epochs", 1, True, 1000),
@@ -267,7 +271,7 @@ def check(config: TrainConfig) -> TrainConfig:
         )
     for name, low, inclusive, high in _RANGES:
         value = getattr(config, name)
-        if value is None or value == "auto":
+        if value is None or isinstance(value, str):
             continue
         if math.isnan(value):
             raise ConfigError(f"{flag_of(name)} is {value}; it must be a number.")
@@ -291,6 +295,7 @@ def check(config: TrainConfig) -> TrainConfig:
             f"--hidden is {config.hidden}; it must name one or more positive layer sizes."
         )
     model_builder(config.model)
+    check_cnn(config)
     if not re.fullmatch(r"cpu|cuda(:\d+)?", config.device):
         raise ConfigError(f"--device is {config.device!r}; it must be cpu, cuda or cuda:N.")
     if config.preset is not None:

@@ -96,6 +96,8 @@ def evaluate(
         policy, _, config, path, steps = load_policy(run)
         options = evaluation_options(config.env, config.section(EnvOptions))
         env = make(config.env, options, num_envs=num_envs, first_env_index=0, seed=seed)
+        if (set_progress := getattr(env, "set_progress", None)) is not None:
+            set_progress(steps, config.total_steps)
         try:
             records = _play(policy, env, quota, seed, greedy)
         finally:
@@ -121,12 +123,13 @@ def _play(
         key: np.zeros((count, *leaf.shape), leaf.dtype) for key, leaf in spec.observation.items()
     }
     flags = np.zeros((3, count), np.bool_)
-    out = StepOut(obs, np.zeros(count, np.float32), flags[0], flags[1], flags[2])
+    masks = {key: np.ones((count, size), np.bool_) for key, size in spec.masks.items()}
+    out = StepOut(obs, np.zeros(count, np.float32), flags[0], flags[1], flags[2], masks)
     index = np.arange(count, dtype=np.int64)
     returns, lengths = np.zeros(count), np.zeros(count, np.int64)
     records: list[list[tuple[float, int]]] = [[] for _ in range(count)]
     ignored = np.zeros(count, np.bool_)
-    env.reset(obs)
+    env.reset(obs, action_mask=masks)
     step = 0
     while any(len(done) < wanted for done, wanted in zip(records, quota.tolist(), strict=True)):
         noise = None
@@ -136,7 +139,11 @@ def _play(
                 key: torch.from_numpy(uniform(seed, index, keys, leaf, dims))
                 for leaf, (key, dims) in enumerate(policy.noise_dims.items())
             }
-        actions, _, _ = policy.act({k: torch.from_numpy(v) for k, v in obs.items()}, noise)
+        actions, _, _ = policy.act(
+            {k: torch.from_numpy(v) for k, v in obs.items()},
+            noise,
+            {k: torch.from_numpy(v) for k, v in masks.items()},
+        )
         env.step({key: action.numpy() for key, action in actions.items()}, out)
         returns += out.reward
         lengths += ~ignored

@@ -30,8 +30,9 @@ def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> T
     ``cores`` is the number this process may use; ``bf16_cpu`` whether the processor computes in
     bf16. Raises ConfigError where the sizes that result contradict each other.
     """
-    image = any(leaf.kind == "image" for leaf in spec.observation.values())
-    preset = config.preset or ("atari" if image else "vector")
+    image = any(leaf.is_large_image for leaf in spec.observation.values())
+    games = config.env.startswith(("atari:", "ale:"))
+    preset = config.preset or ("vector" if not image else "atari" if games else "image")
     values = {
         name: value for name, value in load_preset(preset).items() if getattr(config, name) is None
     }

@@ -25,8 +25,8 @@ from fastrl.option_docs import option_docs
 from fastrl.resolve import resolve
 
 
-def spec(kind: str) -> EnvSpec:
-    shape, dtype = ((4, 84, 84), "uint8") if kind == "image" else ((4,), "float32")
+def spec(kind: str, shape=(4, 84, 84)) -> EnvSpec:
+    shape, dtype = (shape, "uint8") if kind == "image" else ((4,), "float32")
     action = ActionSpec(kind="discrete", shape=(), dtype="int32", env_dtype="int32", n=2)
     observation = ObservationSpec(shape, dtype, kind, None)
     return EnvSpec("x:y", {"obs": observation}, {"action": action}, 1, None)
@@ -43,15 +43,24 @@ def test_every_option_is_in_exactly_one_section_and_documented():
 
 
 @pytest.mark.parametrize(
-    "kind, preset, dtype", [("image", "atari", "bf16"), ("vector", "vector", "f32")]
+    "env, observation, preset, dtype, reward_clip",
+    [
+        ("atari:Pong", spec("image"), "atari", "bf16", "sign"),
+        ("ale:pong", spec("image"), "atari", "bf16", "sign"),
+        ("x:y", spec("image"), "image", "bf16", "off"),
+        ("x:y", spec("image", (3, 7, 7)), "vector", "f32", "off"),
+        ("x:y", spec("vector"), "vector", "f32", "off"),
+    ],
 )
-def test_the_preset_follows_the_kind_of_observation(kind, preset, dtype):
-    config = resolve(TrainConfig(env="x:y", seed=1), spec(kind), cores=4, bf16_cpu=True)
+def test_the_preset_follows_the_kind_of_observation(env, observation, preset, dtype, reward_clip):
+    config = resolve(TrainConfig(env=env, seed=1), observation, cores=4, bf16_cpu=True)
+    assert config.reward_clip == reward_clip
     assert (config.preset, config.dtype, config.workers) == (preset, dtype, 4)
     assert config.envs_per_worker == 32, "128 environments over 4 workers"
     unset = [name for name in field_names() if getattr(config, name) is None]
     assert set(unset) == {
-        "stop_at_return", "run_dir", "init_from", "max_episode_steps", "separate_critic"
+        "stop_at_return", "run_dir", "init_from", "max_episode_steps", "frame_stack",
+        "separate_critic", "channels", "image_features",
     }  # fmt: skip
 
 
@@ -149,7 +158,7 @@ def test_wrong_values_are_refused_by_name(options, sentence):
         ({"normalize_advantage": "yes"}, "--normalize-advantage is 'yes'; it must be true"),
         ({"separate_critic": 1}, "--separate-critic is 1; it must be true or false."),
         ({"fire_reset": None}, "--fire-reset is None; it must be true or false."),
-        ({"reward_clip": True}, "--reward-clip is True; it must be 'sign' or 'off'."),
+        ({"reward_clip": True}, "--reward-clip is True; it must be 'sign' or 'off' or a number."),
         ({"dtype": ["f32"]}, "--dtype is ['f32']; it must be 'f32' or 'bf16'."),
         ({"hidden": 64}, "--hidden is 64; it must be a list, each item a whole number."),
         ({"hidden": (64, 3.5)}, "--hidden is (64, 3.5); it must be a list, each item a whole"),

@@ -62,7 +62,7 @@ class Scripted:
         for i in range(self.num_envs):
             obs["obs"][i] = (i, self.episode[i], self.ended[i])
 
-    def reset(self, obs, stagger_steps=None, rngs=None):
+    def reset(self, obs, stagger_steps=None, rngs=None, action_mask=None):
         assert stagger_steps is None, "evaluation does not stagger"
         self.observe(obs)
         return np.zeros(self.num_envs), np.zeros(self.num_envs, int)
@@ -99,7 +99,7 @@ class FakePolicy:
         self.obs: list[np.ndarray] = []
         self.noise: list[dict[str, torch.Tensor] | None] = []
 
-    def act(self, obs, noise):
+    def act(self, obs, noise, action_mask):
         self.obs.append(obs["obs"].numpy().copy())
         self.noise.append(noise)
         action = obs["obs"][:, INDEX].int()

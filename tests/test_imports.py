@@ -16,7 +16,8 @@ LEVEL = {
     "errors": 0, "option_types": 0, "option_docs": 0, "shm": 0,
     "envs": 1, "models": 1, "algo": 1, "monitor": 1, "checkpoint": 1,
     "workers": 2, "evaluate": 2,
-    "cli": 3, "__init__": 3,
+    "bench": 3,
+    "cli": 4, "__init__": 4,
 }  # fmt: skip
 READ_BY_ALL = {"config", "config_file", "resolve", "errors"}
 

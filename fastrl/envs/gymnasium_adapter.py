@@ -17,14 +17,15 @@ from gymnasium.envs.registration import load_env_creator
 
 from fastrl.envs.gymnasium_checks import constructing
 from fastrl.envs.gymnasium_vector import GymnasiumVector, vector_keywords
-from fastrl.envs.options import EnvOptions, check_options
+from fastrl.envs.options import EnvOptions, check_options, keyword_arguments
 from fastrl.envs.single_envs import SingleEnvs
 from fastrl.envs.spec import EnvSpec
 from fastrl.envs.user_module import import_module
 from fastrl.envs.vector_env import VectorEnv
+from fastrl.envs.wrapping import wrapped
 from fastrl.errors import ConfigError
 
-_OPTIONS = ("max_episode_steps", "vector_entry_point")
+_OPTIONS = ("max_episode_steps", "action_repeat", "vector_entry_point", "wrap")
 
 
 def names(family: str) -> list[str]:
@@ -57,15 +58,20 @@ def make(
             f"{env_id} is registered with a vector entry point only: set --vector-entry-point."
         )
 
+    arguments = keyword_arguments(options)
+
     def construct() -> gymnasium.Env[Any, Any]:
         # Its checker looks at the first step alone, and complains of things that do no harm.
-        return gymnasium.make(
+        env = gymnasium.make(
             registered.id,
             max_episode_steps=options.max_episode_steps,
             disable_env_checker=True,
+            **arguments,
         )
+        whole: gymnasium.Env[Any, Any] = wrapped(env, options.wrap, gymnasium.Env)
+        return whole
 
-    return SingleEnvs(env_id, construct, num_envs, first_env_index, seed)
+    return SingleEnvs(env_id, construct, options, num_envs, first_env_index, seed)
 
 
 def _vector(
@@ -92,7 +98,7 @@ def _vector(
         )
 
     return GymnasiumVector(
-        env_id, construct, num_envs, first_env_index, seed, one_by_one=one_by_one
+        env_id, construct, options, num_envs, first_env_index, seed, one_by_one=one_by_one
     )
 
 

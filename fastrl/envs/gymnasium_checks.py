@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium
-import numpy as np
 
 from fastrl.envs.quiet import quiet_gymnasium
-from fastrl.envs.spec import ObservationSpec, channels_last
 from fastrl.errors import ConfigError, UnsupportedEnvironment
+
+Result = TypeVar("Result")
 
 _FIVE_VALUES = "Gymnasium's five values (observation, reward, terminated, truncated, info)"
 
@@ -42,6 +42,16 @@ def constructing(env_id: str) -> Iterator[None]:
         raise ConfigError(f"{env_id} needs a package that is not installed: {hint}.") from error
     except Exception as error:
         raise ConfigError(f"{env_id} could not be constructed: {told(error)}.") from error
+
+
+def refusing(reset: Callable[[], Result]) -> Result:
+    """What `reset` returns; a ConfigError in place of an exception whose note tells about it."""
+    try:
+        return reset()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(error.__notes__[-1]) from error
 
 
 def explain(env_id: str, error: Exception) -> None:
@@ -81,14 +91,14 @@ def _raised_by_a_caller(error: BaseException) -> bool:
     return module in ("fastrl", "gymnasium", "importlib")
 
 
-def first_observation(env_id: str, result: Any) -> Any:
-    """The observation in what `reset` returned.
+def first_observation(env_id: str, result: Any) -> tuple[Any, Any]:
+    """Observation and info in what `reset` returned.
 
     Raises:
         UnsupportedEnvironment: it is not Gymnasium's pair. (An array of two would unpack as well.)
     """
     if isinstance(result, tuple) and len(result) == 2:
-        return result[0]
+        return result
     raise UnsupportedEnvironment(
         f"{env_id} cannot be used: its reset() returned one {type(result).__name__}, and "
         "Gymnasium's returns the pair (observation, info)."
@@ -96,40 +106,3 @@ def first_observation(env_id: str, result: Any) -> Any:
         else f"{env_id} cannot be used: its reset() returned {len(result)} values, and Gymnasium's "
         "returns two, (observation, info)."
     )
-
-
-class Observations:
-    """How the observations of one space are checked and brought into stored axis order."""
-
-    def __init__(
-        self, env_id: str, space: Any, spec: ObservationSpec, batch: tuple[int, ...] = ()
-    ) -> None:
-        """Take observations of `space`, whose stored form is `spec`.
-
-        `batch`: the axes before those of the space.
-        """
-        self._env_id = env_id
-        self._shape = (*batch, *space.shape)
-        self._dtype = np.dtype(space.dtype)
-        # Wider or narrower types are converted by the copy; a fraction would be lost in an integer.
-        self._kinds = "fiub" if spec.dtype.startswith("float") else "iub"
-        self._axes: tuple[int, ...] | None = None
-        if spec.kind == "image" and channels_last(space.shape):
-            n = len(batch)
-            self._axes = (*range(n), n + 2, n, n + 1)
-
-    def stored(self, observation: Any) -> np.ndarray:
-        """View `observation` as an array in stored axis order; the caller copies it.
-
-        Raises:
-            UnsupportedEnvironment: it is not of the space's shape, or of a type that cannot be
-                stored as the space's. (Assigning it would broadcast it, or cut its fractions.)
-        """
-        array = np.asarray(observation)
-        if array.shape != self._shape or array.dtype.kind not in self._kinds:
-            raise UnsupportedEnvironment(
-                f"{self._env_id} cannot be used: it returned an observation of shape "
-                f"{array.shape} and type {array.dtype}, but its observation space says "
-                f"{self._shape} and {self._dtype}; correct the one or the other."
-            )
-        return array if self._axes is None else array.transpose(self._axes)

@@ -1,6 +1,6 @@
 """One group inside one Gymnasium vector environment, which steps all E of it in one call.
 
-    map_action ──▶ vector.step ──▶ a batch ──▶ one copy to arena rows
+    Actions ──▶ vector.step ──▶ a batch ──▶ one copy to arena rows
 
 Where it differs from other groups:
 
@@ -18,7 +18,7 @@ which no vector environment can.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -26,16 +26,13 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from fastrl.envs.gymnasium_checks import (
-    Observations,
-    constructing,
-    explain,
-    first_observation,
-)
-from fastrl.envs.options import EnvOptions, check_options
+from fastrl.envs.conversion import Actions, Masks, Observations, Rows, given_in, info_numbers
+from fastrl.envs.gymnasium_checks import constructing, explain, first_observation, refusing, told
+from fastrl.envs.options import EnvOptions, check_options, keyword_arguments
 from fastrl.envs.seeding import env_seed
-from fastrl.envs.spec import ActionSpec, check_actions, map_action, spaces_spec
+from fastrl.envs.spaces import spaces_spec, with_masks
 from fastrl.envs.vector_env import StepOut
+from fastrl.envs.wrapping import progress_teller, wrapped
 from fastrl.errors import UnsupportedEnvironment
 
 _MODES = {
@@ -70,8 +67,8 @@ def vector_keywords(
     Raises:
         ConfigError: an option that the constructor does not take.
     """
-    used = [*used]
-    keywords: dict[str, Any] = {}
+    used = [*used, "wrap"]
+    keywords = keyword_arguments(options)
     if takes(entry_point, "max_episode_steps"):
         used.append("max_episode_steps")
         if options.max_episode_steps is not None:
@@ -84,12 +81,17 @@ def vector_keywords(
 
 class GymnasiumVector:
     """E environments in one vector environment, which this object constructs, owns and closes (see
-    `VectorEnv`; module docstring for what it does not keep)."""
+    `VectorEnv`; module docstring for what it does not keep).
+
+    Attributes:
+        set_progress: tells the vector environment how far training is; None where it does not ask.
+    """
 
     def __init__(
         self,
         env_id: str,
         construct: Callable[[], Any],
+        options: EnvOptions,
         num_envs: int,
         first_env_index: int,
         seed: int,
@@ -100,6 +102,7 @@ class GymnasiumVector:
         Args:
             env_id: for the spec and for sentences.
             construct: makes the vector environment.
+            options: what this adapter itself applies.
             num_envs: E.
             first_env_index: run-wide index of the first.
             seed: of the run.
@@ -110,7 +113,11 @@ class GymnasiumVector:
             UnsupportedEnvironment: the way of resetting, the number or the spaces cannot be used.
         """
         self.num_envs = num_envs
-        self._seed: int | None = env_seed(seed, first_env_index)
+        self._env_id = env_id
+        self._first_seed = env_seed(seed, first_env_index)
+        self._seed: int | None = self._first_seed
+        self._log_info = options.log_info
+        self._played = 0  # calls of step(), for sentences
         with constructing(env_id), ExitStack() as opened:
             vector = construct()
             if not isinstance(vector, VectorEnv):
@@ -125,68 +132,111 @@ class GymnasiumVector:
                     f"{env_id} cannot be used: its vector environment has {vector.num_envs} "
                     f"environments where {num_envs} were asked for; {one_by_one}."
                 )
-            space = vector.single_observation_space
-            spec = spaces_spec(
-                env_id,
-                space,
-                vector.single_action_space,
-                getattr(vector.spec, "reward_threshold", None),
-            )
-            self.spec = replace(spec, one_generator=True)
+            opened.pop_all()
+            vector = wrapped(vector, options.wrap, VectorEnv)
+            opened.callback(vector.close)
+            observation_space = vector.single_observation_space
+            action_space = vector.single_action_space
+            threshold = getattr(vector.spec, "reward_threshold", None)
+            spec = spaces_spec(env_id, observation_space, action_space, options, threshold)
+            spec = replace(spec, one_generator=True)
+            self._vector: Any = vector
+            in_observation = bool(spec.masks)
+            # The first reset, kept: only info itself says whether it has a mask, and what cannot
+            # begin is told before anything else starts.
+            self._first: tuple[Any, Any] | None = refusing(self._reset)
+            if not in_observation and given_in(self._first[1], spec, options):
+                spec = replace(spec, action=with_masks(spec.action))
+            self.spec = spec
             self._observations = Observations(
-                env_id, space, self.spec.observation["obs"], batch=(num_envs,)
+                env_id, observation_space, spec.observation, batch=num_envs
+            )
+            self._actions = Actions(spec, action_space)
+            self._masks = (
+                Masks(spec, options.action_mask, in_observation, batch=num_envs)
+                if spec.masks
+                else None
             )
             self._close = opened.pop_all()
-        self._vector: Any = vector
-        self._action: ActionSpec = self.spec.action["action"]
-        self._action_shape = (num_envs, *self._action.shape)
         self._done = np.zeros(num_envs, dtype=bool)  # of the last row: the next step only resets
+        self._teller = progress_teller(vector)
+        self.set_progress = None if self._teller is None else self._tell
 
     def reset(
         self,
-        obs: Mapping[str, np.ndarray],
+        obs: Rows,
         stagger_steps: np.ndarray | None = None,
         rngs: Sequence[np.random.Generator] | None = None,
+        action_mask: Rows | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """See `VectorEnv.reset`; no random steps are played (module docstring)."""
-        vector = self._running()
-        try:
-            result = vector.reset() if self._seed is None else vector.reset(seed=self._seed)
-        except Exception as error:
-            explain(self.spec.env_id, error)
-            raise
-        self._seed = None
-        obs["obs"][...] = self._observations.stored(first_observation(self.spec.env_id, result))
+        self._running()
+        (observation, info), self._first = self._first or self._reset(), None
+        self._observations.write(observation, obs, slice(None))
+        if self._masks is not None:
+            self._masks.write(observation, info, action_mask or {}, slice(None))
         self._done = np.zeros(self.num_envs, dtype=bool)
         return np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=np.int64)
 
-    def step(self, action: Mapping[str, np.ndarray], out: StepOut) -> None:
+    def _tell(self, steps: int, total_steps: int) -> None:
+        assert self._teller is not None
+        if self._first is not None:
+            # They may begin otherwise now.
+            self._first, self._seed = None, self._first_seed
+        self._teller(steps, total_steps)
+
+    def _reset(self) -> tuple[Any, Any]:
+        """Observation and info of a reset, the first time with the seed."""
+        vector = self._running()
+        try:
+            result = vector.reset() if self._seed is None else vector.reset(seed=self._seed)
+            self._seed = None
+            return first_observation(self._env_id, result)
+        except Exception as error:
+            self._name(error, "reset()")
+            raise
+
+    def step(self, action: Rows, out: StepOut) -> None:
         """See `VectorEnv.step`."""
         vector = self._running()
-        stored = action["action"]
-        check_actions(self.spec, stored, self._action_shape)
-        mapped = map_action(stored, self._action)
-        if mapped is stored:  # the environment may keep or change what it is given
-            mapped = stored.copy()
+        self._played += 1
         try:
-            observation, reward, ends, cut, _ = vector.step(mapped)
+            taken = self._actions.batched(action, self.num_envs)
+            observation, reward, ends, cut, info = vector.step(taken)
+            terminated = self._column("terminated", ends).astype(bool)
+            truncated = self._column("truncated", cut).astype(bool) & ~terminated
+            resets, self._done = self._done, terminated | truncated
+            if (resets & self._done).any():
+                raise UnsupportedEnvironment(
+                    f"{self._env_id} cannot be used: an episode was over in the step after its "
+                    "end, which only resets; its vector environment does not reset as it says."
+                )
+            self._observations.write(observation, out.obs, slice(None))
+            out.reward[...] = self._column("reward", reward)
+            self._write_masks(observation, info, out.action_mask)
         except Exception as error:
-            explain(self.spec.env_id, error)
+            self._name(error, f"step {self._played:,}")
             raise
-        terminated = self._column("terminated", ends).astype(bool)
-        truncated = self._column("truncated", cut).astype(bool) & ~terminated
-        resets, self._done = self._done, terminated | truncated
-        if (resets & self._done).any():
-            raise UnsupportedEnvironment(
-                f"{self.spec.env_id} cannot be used: an episode was over in the step after its "
-                "end, which only resets; its vector environment does not reset as it says."
-            )
-        out.obs["obs"][...] = self._observations.stored(observation)
-        out.reward[...] = self._column("reward", reward)
         out.reward[resets] = 0.0
         out.terminated[...] = terminated
         out.truncated[...] = truncated
         out.episode_over[...] = self._done
+        if out.info is not None:
+            for i in np.flatnonzero(self._done).tolist():
+                out.info[i] = info_numbers(_info_of(info, i), self._log_info)
+
+    def _write_masks(self, observation: Any, info: Any, rows: Rows) -> None:
+        if self._masks is None:
+            return
+        done = np.flatnonzero(self._done)
+        self._masks.write(observation, info, rows, slice(None), done)
+
+    def _name(self, error: Exception, where: str) -> None:
+        """Add a note to `error` that says where it was, or raise a sentence in its place."""
+        explain(self._env_id, error)
+        if isinstance(error, UnsupportedEnvironment):
+            raise UnsupportedEnvironment(f"{error} (It was {where}.)") from error
+        error.add_note(f"{self._env_id} raised {told(error)} in {where}.")
 
     def close(self) -> None:
         """See `VectorEnv.close`."""
@@ -198,15 +248,35 @@ class GymnasiumVector:
         array = np.asarray(value)
         if array.shape != (self.num_envs,):
             raise UnsupportedEnvironment(
-                f"{self.spec.env_id} cannot be used: its step() returned {name} of shape "
+                f"{self._env_id} cannot be used: its step() returned {name} of shape "
                 f"{array.shape} for {self.num_envs} environments."
             )
         return array
 
     def _running(self) -> Any:
         if self._vector is None:
-            raise RuntimeError(f"The group of {self.spec.env_id} is closed; make a new one.")
+            raise RuntimeError(f"The group of {self._env_id} is closed; make a new one.")
         return self._vector
+
+
+def _info_of(info: Any, i: int) -> dict[str, Any]:
+    """The info of environment i, out of Gymnasium's arrays: `_key` says who has a key."""
+    own: dict[str, Any] = {}
+    for key, values in info.items():
+        if key.startswith("_") and key[1:] in info:
+            continue
+        present = info.get(f"_{key}")
+        if present is None or _of(present, i):
+            own[key] = _info_of(values, i) if isinstance(values, dict) else _of(values, i)
+    return own
+
+
+def _of(values: Any, i: int) -> Any:
+    """Environment i's of `values`, which may be one for all; None where there is none."""
+    try:
+        return values[i] if np.ndim(values) else values
+    except (IndexError, KeyError, TypeError, ValueError):  # a ragged list has no ndim
+        return None
 
 
 def _check_mode(env_id: str, vector: Any, one_by_one: str) -> None:

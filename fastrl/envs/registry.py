@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 
 import gymnasium
 
+from fastrl.envs.frame_stack import FrameStack, stacked_spec
 from fastrl.envs.options import EnvOptions
 from fastrl.envs.spec import EnvSpec
 from fastrl.envs.user_env import EnvFactory, register_env, registered_envs
@@ -58,13 +59,15 @@ class FunctionEnvs:
 
 # Modules are imported when one of their ids is asked for.
 _FAMILIES: dict[str, str | Adapter] = {
+    "ale": "fastrl.envs.ale_adapter",
     "atari": "fastrl.envs.envpool_adapter",
     "envpool": "fastrl.envs.envpool_adapter",
     "gym": "fastrl.envs.gymnasium_adapter",
     "py": "fastrl.envs.user_env",
 }
 _registered: dict[str, Adapter] = {}
-_RESERVED = ("ale",)
+# These stack frames themselves.
+_STACKING = ("ale", "atari")
 # Families with names of the form `module:name`; the adapter imports the module and looks.
 _WITH_MODULES = ("gym", "py")
 
@@ -128,7 +131,9 @@ def describe(env_id: str, options: EnvOptions) -> EnvSpec:
         ConfigError: there is no such id (naming the nearest), or an option does not fit it.
         UnsupportedEnvironment: the engine cannot use its spaces.
     """
-    return _adapter(env_id).describe(env_id, options)
+    spec = _adapter(env_id).describe(env_id, options)
+    count = _frames_to_stack(env_id, options)
+    return spec if count == 1 else stacked_spec(spec, count)
 
 
 def make(
@@ -153,7 +158,14 @@ def make(
             f"A group of {num_envs} environments from index {first_env_index} with seed {seed} "
             "cannot be made: it takes at least 1 environment, an index and a seed of at least 0."
         )
-    return _adapter(env_id).make(env_id, options, num_envs, first_env_index, seed)
+    env = _adapter(env_id).make(env_id, options, num_envs, first_env_index, seed)
+    count = _frames_to_stack(env_id, options)
+    return env if count == 1 else FrameStack(env, count)
+
+
+def _frames_to_stack(env_id: str, options: EnvOptions) -> int:
+    """How many observations are made one outside of the adapter."""
+    return 1 if env_id.partition(":")[0] in _STACKING else options.frame_stack or 1
 
 
 def _adapter(env_id: str) -> Adapter:
@@ -163,11 +175,6 @@ def _adapter(env_id: str) -> Adapter:
             f"The environment id {env_id!r} has no family: write family:name{_suggest(env_id)}"
         )
     if family not in _FAMILIES:
-        if family in _RESERVED:
-            raise ConfigError(
-                f"The family {family}: of {env_id!r} comes in a later version; this one has "
-                f"{_families()}{_suggest(name)}"
-            )
         raise ConfigError(
             f"There is no family {family}: (of {env_id!r}), only {_families()}{_suggest(name)}"
         )

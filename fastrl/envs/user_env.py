@@ -16,11 +16,12 @@ from typing import Any
 import gymnasium
 
 from fastrl.envs.gymnasium_vector import GymnasiumVector, takes, vector_keywords
-from fastrl.envs.options import EnvOptions, check_options
+from fastrl.envs.options import EnvOptions, check_options, keyword_arguments
 from fastrl.envs.single_envs import SingleEnvs
 from fastrl.envs.spec import EnvSpec
 from fastrl.envs.user_module import attribute, import_module
 from fastrl.envs.vector_env import VectorEnv
+from fastrl.envs.wrapping import wrapped
 from fastrl.errors import ConfigError, UnsupportedEnvironment
 
 EnvFactory = Callable[..., gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]]
@@ -82,13 +83,15 @@ def make(
     env_id: str, options: EnvOptions, num_envs: int, first_env_index: int, seed: int
 ) -> VectorEnv:
     """Construct one group; see `fastrl.envs.registry.make`."""
-    check_options(env_id, options, ("max_episode_steps",))
+    check_options(env_id, options, ("max_episode_steps", "action_repeat", "wrap"))
     factory = _find(env_id)
+    arguments = keyword_arguments(options)
     if takes(factory, "num_envs"):
         keywords = vector_keywords(env_id, options, (), factory)
         return GymnasiumVector(
             env_id,
             lambda: factory(num_envs=num_envs, **keywords),
+            options,
             num_envs,
             first_env_index,
             seed,
@@ -97,13 +100,16 @@ def make(
         )
 
     def construct() -> gymnasium.Env[Any, Any]:
-        env = factory()
+        env = factory(**arguments)
         if not isinstance(env, gymnasium.Env):
             raise UnsupportedEnvironment(_not_an_env(env_id, env))
         limit = options.max_episode_steps
-        return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
+        if limit is not None:
+            env = gymnasium.wrappers.TimeLimit(env, limit)
+        whole: gymnasium.Env[Any, Any] = wrapped(env, options.wrap, gymnasium.Env)
+        return whole
 
-    return SingleEnvs(env_id, construct, num_envs, first_env_index, seed)
+    return SingleEnvs(env_id, construct, options, num_envs, first_env_index, seed)
 
 
 def _find(env_id: str) -> EnvFactory:

@@ -18,7 +18,7 @@ RoadRunner games about one in four does).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -44,10 +44,21 @@ class StepOut:
     episode_over: np.ndarray
     """`[E]` bool: a true end, as the statistics count it; a lost life is not one (module
     docstring)."""
+    action_mask: dict[str, np.ndarray] = field(default_factory=dict)
+    """Per masked leaf `[E, mask_size]` bool: what is allowed at the new observation; everything
+    where the row is done, since nothing is chosen there."""
+    info: np.ndarray | None = None
+    """`[E, keys]` float64 that come as NaN, or None: the values of `EnvOptions.log_info`, filled
+    where `episode_over`, left NaN where the environment gives none."""
 
 
 class VectorEnv(Protocol):
-    """One group of `num_envs` environments. Only one thread may call it."""
+    """One group of `num_envs` environments. Only one thread may call it.
+
+    One whose environments want to know how far training is (curricula) also has
+    `set_progress(steps, total_steps)`, which is called before the first reset and at the beginning
+    of each rollout.
+    """
 
     spec: EnvSpec
     num_envs: int
@@ -57,18 +68,20 @@ class VectorEnv(Protocol):
         obs: Mapping[str, np.ndarray],
         stagger_steps: np.ndarray | None = None,
         rngs: Sequence[np.random.Generator] | None = None,
+        action_mask: Mapping[str, np.ndarray] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Start a new episode everywhere and play `stagger_steps[i]` random actions in environment
         i.
 
-        The actions are uniform, drawn from `rngs[i]` alone. If an episode ends on the way, the
-        environment is reset (which is not one of the steps) and goes on; none is left in a finished
-        episode.
+        The actions are uniform over what is allowed, drawn from `rngs[i]` alone. If an episode ends
+        on the way, the environment is reset (which is not one of the steps) and goes on; none is
+        left in a finished episode.
 
         Args:
             obs: per leaf `[E, *shape]`; the observations then current are written into them.
             stagger_steps: `[E]` integers >= 0; None for none.
             rngs: one generator per environment; needed with `stagger_steps`.
+            action_mask: per masked leaf `[E, mask_size]` bool, filled; needed where there is one.
 
         Returns:
             Raw return (float64 `[E]`) and length in steps (int64 `[E]`) of the running episodes so

@@ -22,7 +22,7 @@ VECTOR_CHUNK_ROWS = 8192
 
 def chunk_rows(spec: EnvSpec) -> int:
     """Rows that one pass of the encoder takes: as many as the cache likes."""
-    image = any(leaf.kind == "image" for leaf in spec.observation.values())
+    image = any(leaf.is_large_image for leaf in spec.observation.values())
     return IMAGE_CHUNK_ROWS if image else VECTOR_CHUNK_ROWS
 
 
@@ -72,20 +72,29 @@ class ActingPolicy:
 
     @torch.no_grad()
     def act(
-        self, obs: dict[str, Tensor], noise: dict[str, Tensor] | None
+        self,
+        obs: dict[str, Tensor],
+        noise: dict[str, Tensor] | None,
+        action_mask: dict[str, Tensor] | None = None,
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Choose an action for each row, on the CPU whatever the device.
 
         Args:
             obs: leaves [N, *shape] on the CPU.
             noise: per action leaf f32 [N, noise_dims] in (0, 1); None for the likeliest action.
+            action_mask: per leaf that has masks bool [N, mask_size], True for what is allowed.
 
         Returns:
-            action: per leaf i32 [N] or f32 [N, *shape].
+            action: per leaf i32 or f32 [N, *shape].
             log_prob: f32 [N], summed over leaves.
             value: f32 [N].
+
+        Raises:
+            ValueError: the mask of a leaf is missing.
         """
-        output = self._network.heads(self._features(obs))
+        if action_mask is not None:
+            action_mask = {key: mask.to(self._device) for key, mask in action_mask.items()}
+        output = self._network.heads(self._features(obs), action_mask)
         actions, log_prob = {}, torch.zeros_like(output.value)
         for key, distribution in self._network.distributions.items():
             params = output.params[key]

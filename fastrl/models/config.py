@@ -5,18 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fastrl.errors import ConfigError
+
+AUTO = "auto"
+CNNS = ("nature", "impala")
+BUILT_IN = (AUTO, "mlp", *CNNS)
+"""Names of the encoders that come with the engine."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Shape of the policy and value network."""
 
     model: str = "auto"
-    """Encoder of each observation leaf: auto (Nature CNN for images, MLP for the rest), or a name
-    given to register_model."""
+    """Encoder of each observation leaf. auto: a CNN for images (Nature's, or a smaller one below
+    36x36) and an MLP for the rest. nature, impala: that CNN for images, an MLP for the rest. mlp:
+    an MLP for all. Your own: a name given to register_model, or py:module:Class."""
     hidden: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers for vector and discrete observations."""
+    """Widths of the hidden layers of MLPs."""
     activation: Literal["tanh", "relu", "elu"] = "tanh"
-    """Activation after each hidden layer (images always use relu)."""
+    """Activation after each hidden layer of MLPs (CNNs always use relu)."""
+    channels: tuple[int, ...] | None = None
+    """Channels of the CNN: three numbers for auto and nature (default 32 64 64), one per section
+    for impala (16 32 32)."""
+    image_features: int | None = None
+    """Width of the linear layer after the CNN; default 512 for nature, 256 for impala and small
+    images."""
     normalize_obs: bool | None = None
     """Normalise observations by their running mean and deviation, per pixel or element. Unset: the
     preset's."""
@@ -26,3 +40,30 @@ class ModelConfig:
     separate_critic: bool | None = None
     """Give the value function an encoder of its own. Unset: only for continuous actions with
     vector observations."""
+
+
+def check_cnn(config: ModelConfig) -> None:
+    """Refuse sizes of the CNN that `config.model` cannot have.
+
+    Raises:
+        ConfigError: naming the option and its value.
+    """
+    for flag, value in (
+        ("--channels", config.channels),
+        ("--image-features", config.image_features),
+    ):
+        if value is None:
+            continue
+        sizes = (value,) if isinstance(value, int) else value
+        shown = " ".join(map(str, sizes)) or "empty"
+        if config.model not in (AUTO, *CNNS):
+            raise ConfigError(
+                f"{flag} is {shown}, but --model {config.model} has no such layers; leave it out."
+            )
+        if not sizes or min(sizes) < 1:
+            raise ConfigError(f"{flag} is {shown}; sizes of layers must be 1 or more.")
+    if config.channels is not None and config.model != "impala" and len(config.channels) != 3:
+        raise ConfigError(
+            f"--channels is {' '.join(map(str, config.channels))}; the CNN of --model "
+            f"{config.model} has three convolutions, so give three numbers, such as 32 64 64."
+        )

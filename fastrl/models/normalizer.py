@@ -46,7 +46,7 @@ class ObservationNormalizer(nn.Module):
         self.scale.copy_(scale.reshape(self.scale.shape))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x, an image [N, C, H, W] or flat [N, size], in place and in its own dtype.
+        """Normalise x [N, *shape] in its own dtype; x itself is overwritten.
 
         In bf16 the statistics are rounded to bf16 first, here as in a bf16 copy of the weights, so
         acting and training see the same bits.
@@ -54,7 +54,15 @@ class ObservationNormalizer(nn.Module):
         mean, scale = self.mean.to(x.dtype), self.scale.to(x.dtype)
         if self._image:
             mean, scale = mean.permute(2, 0, 1), scale.permute(2, 0, 1)
-        return x.sub_(mean).mul_(scale).clamp_(-CLIP, CLIP)
+            return x.sub_(mean).mul_(scale).clamp_(-CLIP, CLIP)
+        rows = x if x.ndim == 2 else x.reshape(len(x), -1)
+        rows.sub_(mean).mul_(scale).clamp_(-CLIP, CLIP)
+        return rows if x.ndim == 2 else rows.view(x.shape)
+
+
+def has_normalizer(spec: ObservationSpec) -> bool:
+    """Whether a leaf can be normalised: numbers can, names of categories cannot."""
+    return spec.kind in ("image", "vector")
 
 
 def normalizer_for(spec: ObservationSpec) -> ObservationNormalizer:

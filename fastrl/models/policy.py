@@ -1,23 +1,32 @@
 """The actor-critic network: encoders, heads and the distributions they feed.
 
     obs ──▶ encoder (f32 or bf16) ──▶ features ──▶ heads (always f32) ──▶ params, value
-                                                                             │
-                                            noise u ──▶ sample ──▶ action, log_prob
+                                                     ▲                       │
+                                       action masks ─┘  noise u ──▶ sample ──▶ action, log_prob
 
 `encode` and `heads` are separate, so that a learner can run the expensive half in chunks and in
-bf16 and the cheap half once, in f32, over the whole minibatch.
+bf16 and the cheap half once, in f32, over the whole minibatch. A recurrent core's place is between
+the two: it needs rows in their order, which neither of them does.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fastrl.models.distributions import DiagonalGaussian, Distribution, distribution_for
-from fastrl.models.encoders import encoder_for, orthogonal
-from fastrl.models.normalizer import normalizer_for
+from fastrl.models.config import check_cnn
+from fastrl.models.distributions import (
+    Categorical,
+    DiagonalGaussian,
+    Distribution,
+    MultiCategorical,
+    distribution_for,
+)
+from fastrl.models.encoders import LeafEncoder, encoders_for, orthogonal
+from fastrl.models.leaves import LeafModules
+from fastrl.models.normalizer import ObservationNormalizer, has_normalizer, normalizer_for
 from fastrl.models.return_normalizer import ReturnNormalizer
 
 if TYPE_CHECKING:
@@ -29,7 +38,8 @@ class PolicyOutput(NamedTuple):
     """What the heads say about N rows."""
 
     params: dict[str, Tensor]
-    """Per action leaf the distribution's parameters, f32 [N, num_params]."""
+    """Per action leaf the distribution's parameters, f32 [N, num_params]; -inf for a choice
+    that the leaf's mask forbids."""
     value: Tensor
     """f32 [N], V in units of reward: what is stored, and what V-trace takes."""
     normalized_value: Tensor
@@ -42,32 +52,36 @@ class Tower(nn.Module):
     """One encoder per observation leaf; their features side by side."""
 
     def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
-        """Build for the observation leaves of `spec`; raises ValueError as `encoder_for`."""
+        """Build for the observation leaves of `spec`; raises ValueError as `encoders_for`."""
         super().__init__()
-        encoders = {key: encoder_for(leaf, config) for key, leaf in spec.observation.items()}
-        self.leaves = nn.ModuleDict(encoders)
-        self.size_out = sum(encoder.size_out for encoder in encoders.values())
+        self.leaves: LeafModules[LeafEncoder] = LeafModules(encoders_for(spec.observation, config))
+        self.size_out = sum(encoder.size_out for encoder in self.leaves.values())
 
-    def forward(self, obs: dict[str, Tensor], normalizers: nn.ModuleDict) -> Tensor:
+    def forward(
+        self, obs: dict[str, Tensor], normalizers: LeafModules[ObservationNormalizer]
+    ) -> Tensor:
         """Leaves [N, *shape] → features [N, size_out]; `normalizers` by leaf, where it has one."""
-        features = [
-            leaf(obs[key], normalizers[key] if key in normalizers else None)  # noqa: SIM401
-            for key, leaf in self.leaves.items()
+        features: list[Tensor] = [
+            leaf(obs[key], normalizers.get(key)) for key, leaf in self.leaves.items()
         ]
         return features[0] if len(features) == 1 else torch.cat(features, 1)
 
 
 class Encoder(nn.Module):
-    """The observation normalisers, the actor's tower and, where it is separate, the critic's."""
+    """The observation normalisers, the actor's tower and, where it is separate, the critic's.
+
+    Attributes:
+        normalizers: by leaf, of those that have one.
+    """
 
     def __init__(self, spec: EnvSpec, config: ModelConfig, separate_critic: bool) -> None:
-        """Build one or two towers; raises ValueError as `encoder_for`."""
+        """Build one or two towers; raises ValueError as `encoders_for`."""
         super().__init__()
-        self.normalizers = nn.ModuleDict(
+        self.normalizers = LeafModules(
             {
                 key: normalizer_for(leaf)
                 for key, leaf in spec.observation.items()
-                if config.normalize_obs and leaf.kind != "discrete"
+                if config.normalize_obs and has_normalizer(leaf)
             }
         )
         self.actor = Tower(spec, config)
@@ -79,6 +93,34 @@ class Encoder(nn.Module):
         if self.critic is None:
             return features
         return torch.cat((features, self.critic(obs, self.normalizers)), 1)
+
+
+class PolicyHead(nn.Linear):
+    """From features to the parameters of one action leaf's distribution.
+
+    Attributes:
+        log_std: f32 [size] of a Gaussian, the same for all rows; else None.
+    """
+
+    def __init__(self, size_in: int, distribution: Distribution) -> None:
+        """Begin with nearly equal choices, or means near 0 and deviation 1."""
+        log_std = None
+        width = distribution.num_params
+        if isinstance(distribution, DiagonalGaussian):
+            width = distribution.size
+            log_std = nn.Parameter(torch.zeros(width))
+        super().__init__(size_in, width)
+        orthogonal(self, 0.01)
+        self.log_std: nn.Parameter | None
+        self.register_parameter("log_std", log_std)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features f32 [N, size_in] → f32 [N, num_params]."""
+        # weight @ features.T, so that N is contiguous: see `distributions`.
+        output = torch.addmm(self.bias[:, None], self.weight, features.t())
+        if self.log_std is not None:
+            output = torch.cat((output, self.log_std[:, None].expand_as(output)))
+        return output.t()
 
 
 def uses_separate_critic(spec: EnvSpec, config: ModelConfig) -> bool:
@@ -103,24 +145,19 @@ class ActorCritic(nn.Module):
     def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
         """Build for `spec`; raises ValueError for spaces that no encoder or distribution fits."""
         super().__init__()
+        check_cnn(config)
         self.distributions: dict[str, Distribution] = {
             key: distribution_for(leaf) for key, leaf in spec.action.items()
         }
+        self._masked = tuple(spec.masks)
         separate = uses_separate_critic(spec, config)
         self.encoder = Encoder(spec, config, separate)
         size = self.encoder.actor.size_out
         self._actor_size = size
         self._separate = separate
-        self.policy_head = nn.ModuleDict()
-        self.log_std = nn.ParameterDict()
-        for key, distribution in self.distributions.items():
-            width = distribution.num_params
-            if isinstance(distribution, DiagonalGaussian):
-                width = distribution.size
-                self.log_std[key] = nn.Parameter(torch.zeros(width))
-            head = nn.Linear(size, width)
-            orthogonal(head, 0.01)
-            self.policy_head[key] = head
+        self.policy_head = LeafModules(
+            {key: PolicyHead(size, dist) for key, dist in self.distributions.items()}
+        )
         self.value_head = nn.Linear(size, 1)
         orthogonal(self.value_head, 1.0)
         self.return_normalizer = ReturnNormalizer() if config.normalize_returns else None
@@ -130,46 +167,63 @@ class ActorCritic(nn.Module):
         features: Tensor = self.encoder(obs)
         return features
 
-    def heads(self, features: Tensor) -> PolicyOutput:
-        """Features [N, F] of any dtype → f32 parameters and value, under autocast as well."""
+    def heads(self, features: Tensor, action_mask: dict[str, Tensor] | None = None) -> PolicyOutput:
+        """Features of any dtype → f32 parameters and value, under autocast as well.
+
+        Args:
+            features: [N, F].
+            action_mask: per leaf that has masks bool [N, mask_size], True for what is allowed; a
+                component of which nothing is allowed is taken to be free.
+
+        Raises:
+            ValueError: the mask of a leaf is missing.
+        """
         if torch.is_autocast_enabled(features.device.type):
             with torch.autocast(features.device.type, enabled=False):
-                return self.heads(features)
+                return self.heads(features, action_mask)
         features = features.float()
         actor = features[:, : self._actor_size] if self._separate else features
         critic = features[:, self._actor_size :] if self._separate else features
-        params = {}
-        for key, module in self.policy_head.items():
-            head = cast("nn.Linear", module)
-            # weight @ features.T, so that N is contiguous: see `distributions`.
-            output = torch.addmm(head.bias[:, None], head.weight, actor.t())
-            if key in self.log_std:
-                output = torch.cat((output, self.log_std[key][:, None].expand_as(output)))
-            params[key] = output.t()
+        params: dict[str, Tensor] = {key: head(actor) for key, head in self.policy_head.items()}
+        for key in self._masked:
+            if action_mask is None or key not in action_mask:
+                raise ValueError(
+                    f"the mask of action leaf {key!r} is missing, expected it with every row's "
+                    "features"
+                )
+            distribution = self.distributions[key]
+            assert isinstance(distribution, Categorical | MultiCategorical)
+            params[key] = distribution.mask(params[key], action_mask[key])
         normalized = torch.addmv(self.value_head.bias, critic, self.value_head.weight[0])
         value = normalized if self.return_normalizer is None else self.return_normalizer(normalized)
         return PolicyOutput(params, value, normalized)
 
-    def forward(self, obs: dict[str, Tensor]) -> PolicyOutput:
-        """`heads(encode(obs))`."""
-        return self.heads(self.encode(obs))
+    def forward(
+        self, obs: dict[str, Tensor], action_mask: dict[str, Tensor] | None = None
+    ) -> PolicyOutput:
+        """`heads(encode(obs), action_mask)`."""
+        return self.heads(self.encode(obs), action_mask)
 
     @torch.no_grad()
     def act(
-        self, obs: dict[str, Tensor], u: dict[str, Tensor]
+        self,
+        obs: dict[str, Tensor],
+        u: dict[str, Tensor],
+        action_mask: dict[str, Tensor] | None = None,
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Choose an action for each row, without gradient.
 
         Args:
             obs: leaves [N, *shape].
             u: per action leaf, f32 [N, noise_dims of its distribution] in (0, 1).
+            action_mask: as `heads` takes it.
 
         Returns:
-            action: per leaf i32 [N] or f32 [N, *shape].
+            action: per leaf i32 or f32 [N, *shape].
             log_prob: f32 [N], summed over leaves.
             value: f32 [N].
         """
-        output = self(obs)
+        output = self(obs, action_mask)
         action = {}
         log_probs = []
         for key, distribution in self.distributions.items():
@@ -179,17 +233,19 @@ class ActorCritic(nn.Module):
         return action, _total(log_probs), output.value
 
     @torch.no_grad()
-    def mode(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The most probable action of each leaf, i32 [N] or f32 [N, *shape]."""
-        output = self(obs)
+    def mode(
+        self, obs: dict[str, Tensor], action_mask: dict[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """The most probable action of each leaf, i32 or f32 [N, *shape]; masks as for `heads`."""
+        output = self(obs, action_mask)
         return {key: dist.mode(output.params[key]) for key, dist in self.distributions.items()}
 
     def evaluate(self, output: PolicyOutput, action: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy, both f32 [N] and summed over leaves, of stored actions.
 
         Args:
-            output: what `forward` or `heads` gave for these rows.
-            action: per leaf i32 [N] or f32 [N, *shape], as `act` returned it.
+            output: what `forward` or `heads` gave for these rows, with the masks they had.
+            action: per leaf i32 or f32 [N, *shape], as `act` returned it.
         """
         terms = [
             distribution.log_prob_and_entropy(output.params[key], action[key])

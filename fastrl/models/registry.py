@@ -1,9 +1,11 @@
 """Encoders of the user's own, by name.
 
-    register_model("resnet", build)  ─▶  --model resnet  ─▶  build(spec) in learner and inference
+    register_model("resnet", build)  ─▶  --model resnet           ─▶  build(spec)  ┐ in learner and
+    class Net in nets.py             ─▶  --model py:nets:Net      ─▶  Net(spec)    ┘ inference
 
 What is registered belongs to one process; `registered_models` and `register_models` hand it on.
-Only names and functions are kept here, so that main can ask for them without torch.
+Only names and functions are kept here, so that main can ask for them without torch; the module of
+a `py:` id is imported where the network is built.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from fastrl.errors import ConfigError
+from fastrl.models.config import BUILT_IN
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,9 +25,6 @@ if TYPE_CHECKING:
     from fastrl.envs.spec import ObservationSpec
 
 BuildModel: TypeAlias = "Callable[[ObservationSpec], nn.Module]"
-
-AUTO = "auto"
-"""The name of the encoders that come with the engine."""
 
 _models: dict[str, BuildModel] = {}
 
@@ -36,8 +37,9 @@ def register_model(name: str, build: BuildModel) -> None:
     trained with the rest; F is found by trying it.
 
     - An image is `[N, C, H, W]`, channels-last in memory (flatten with `flatten(1)`, not `view`),
-      and holds pixels in [0, 1]; a discrete observation is one-hot `[N, n]`. With `--normalize-obs`
-      images and vectors are normalised instead.
+      and holds pixels in [0, 1]; a discrete observation is one-hot `[N, n]`, a multi_discrete one
+      the joined one-hot rows of its elements. With `--normalize-obs` images and vectors are
+      normalised instead.
     - With `--dtype bf16` the module runs under autocast and gets bf16.
     - What a row's features are must depend on that row and the parameters alone, or the policy that
       acted is not the one that is trained: no BatchNorm, no Dropout. Parameters are published to
@@ -46,12 +48,13 @@ def register_model(name: str, build: BuildModel) -> None:
     A name that is registered again goes to the new function.
 
     Raises:
-        ConfigError: the name is no lower-case word or is "auto", or `build` cannot be called.
+        ConfigError: the name is no lower-case word or one of `BUILT_IN`, or `build` cannot be
+            called.
     """
-    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name == AUTO:
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in BUILT_IN:
         raise ConfigError(
             f"The model name {name!r} must be a lower-case word of letters, digits and _, other "
-            f"than {AUTO!r}."
+            f"than {', '.join(BUILT_IN)}."
         )
     if not callable(build):
         raise ConfigError(
@@ -73,18 +76,47 @@ def register_models(models: Mapping[str, BuildModel]) -> None:
 
 
 def model_builder(name: str) -> BuildModel | None:
-    """The function registered as `name`; None for "auto".
+    """The function that builds the encoders of model `name`; None for those in `BUILT_IN`.
+
+    Of a `py:` id nothing is imported before the function is called.
 
     Raises:
-        ConfigError: there is no such name.
+        ConfigError: there is no such name, or a `py:` id is not of the form `py:module:Class`.
     """
-    if name == AUTO:
+    if name in BUILT_IN:
         return None
+    if name.startswith("py:"):
+        _, module, *path = name.split(":")
+        if len(path) != 1 or not module or not path[0]:
+            raise ConfigError(
+                f"The model {name!r} is not py:module:Class: write the name of a module, a colon "
+                "and the name of a class in it whose instances are torch modules."
+            )
+        return partial(_build_own, name, module, path[0])
     if name not in _models:
-        close = difflib.get_close_matches(name, [AUTO, *_models], n=1, cutoff=0.5)
+        close = difflib.get_close_matches(name, [*BUILT_IN, *_models], n=1, cutoff=0.5)
         perhaps = f", perhaps you meant {close[0]!r}" if close else ""
         raise ConfigError(
             f"There is no model {name!r}{perhaps}; names given to register_model are known to the "
             "script that registers them."
         )
     return _models[name]
+
+
+def _build_own(name: str, module: str, path: str, spec: ObservationSpec) -> nn.Module:
+    """Build the encoder of a leaf by what `path` names in `module`.
+
+    Raises:
+        ConfigError: it is not found, or cannot be called.
+    """
+    # Not above: what main and rollout processes import of this file needs none of it.
+    from fastrl.envs.user_module import attribute, import_module
+
+    build = attribute(name, import_module(name, module), path)
+    if not callable(build):
+        raise ConfigError(
+            f"What {name!r} names is of type {type(build).__name__}; it must be a class, or a "
+            "function, that builds a torch module for an ObservationSpec."
+        )
+    net: nn.Module = build(spec)
+    return net

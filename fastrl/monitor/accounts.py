@@ -7,6 +7,7 @@ so it needs numpy alone.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +17,15 @@ store."""
 
 SAMPLED_MASK = (1 << ROW_SHIFT) - 1
 
-EPISODE_DTYPE = np.dtype([("env", "<i4"), ("length", "<i4"), ("return", "<f8"), ("row", "<i8")])
-"""One finished episode: run-wide environment index, steps, raw return, and the number of the row
-that it ended in, counted from the beginning of this process's run."""
+
+def episode_dtype(num_info: int) -> np.dtype[np.void]:
+    """One finished episode: run-wide environment index, steps, raw return, the number of the row
+    that it ended in, counted from the beginning of this process's run, and `num_info` values out
+    of its last info, NaN for none."""
+    fields: list[Any] = [("env", "<i4"), ("length", "<i4"), ("return", "<f8"), ("row", "<i8")]
+    if num_info:
+        fields.append(("info", "<f8", (num_info,)))
+    return np.dtype(fields)
 
 
 class Control(IntEnum):

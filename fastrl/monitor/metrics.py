@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastrl.monitor.accounts import CLOCK_SIZE, EPISODE_DTYPE, SAMPLED_MASK, Clock
+from fastrl.monitor.accounts import CLOCK_SIZE, SAMPLED_MASK, Clock, episode_dtype
 from fastrl.shm import ByteRing, Counters
 
 RECENT_EPISODES = 100
@@ -25,12 +25,19 @@ MAXIMUM_SUFFIX = "/max"
 class EpisodeLog:
     """Finished episodes of all workers: the running mean, and who has finished one yet."""
 
-    def __init__(self, regions: Sequence[np.ndarray], num_envs: int) -> None:
-        """Read the byte ring of each worker; ``num_envs`` counts the run's environments."""
+    def __init__(
+        self, regions: Sequence[np.ndarray], num_envs: int, log_info: Sequence[str] = ()
+    ) -> None:
+        """Read the byte ring of each worker; ``num_envs`` counts the run's environments, and
+        ``log_info`` names the values that an episode brings out of its last info."""
+        self._log_info = tuple(log_info)
+        self._dtype = episode_dtype(len(log_info))
+        self.info_seen: set[str] = set()
+        """Names of ``log_info`` that an episode has brought."""
         self._rings = [ByteRing(region) for region in regions]
         self._seen = np.zeros(num_envs, np.bool_)
         self._recent: deque[float] = deque(maxlen=RECENT_EPISODES)
-        self._arrived = np.empty(0, EPISODE_DTYPE)
+        self._arrived = np.empty(0, self._dtype)
         self._fresh: list[np.ndarray] = []
 
     def drain(self, before_row: int | None = None) -> None:
@@ -40,7 +47,7 @@ class EpisodeLog:
         are in the order of (row, environment), whatever order they came in.
         """
         reports = [report for ring in self._rings for report in ring.pop_all()]
-        records = [np.frombuffer(report, EPISODE_DTYPE) for report in reports]
+        records = [np.frombuffer(report, self._dtype) for report in reports]
         arrived = np.concatenate([self._arrived, *records]) if records else self._arrived
         now = np.ones(len(arrived), bool) if before_row is None else arrived["row"] < before_row
         self._arrived, episodes = arrived[~now], arrived[now]
@@ -79,7 +86,18 @@ class EpisodeLog:
         return {
             "charts/episodic_return": float(episodes["return"].mean()),
             "charts/episodic_length": float(episodes["length"].mean()),
-        }
+        } | self._take_info(episodes)
+
+    def _take_info(self, episodes: np.ndarray) -> dict[str, float]:
+        """Means of the values that the episodes had in their last info."""
+        means = {}
+        for at, name in enumerate(self._log_info):
+            values = episodes["info"][:, at]
+            values = values[~np.isnan(values)]
+            if len(values):
+                means[f"info/{name}"] = float(values.mean())
+                self.info_seen.add(name)
+        return means
 
 
 class LearnerReports:

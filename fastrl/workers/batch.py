@@ -59,6 +59,9 @@ class BatchReader:
         self._T, self._E = plan.rollout_length, plan.envs_per_group
         rows = plan.num_slots * (self._T + 1) * self._E
         self._obs_rows = {key: obs.reshape(rows, *obs.shape[3:]) for key, obs in shared.obs.items()}
+        self._mask_rows = {
+            key: mask.reshape(rows, mask.shape[-1]) for key, mask in shared.action_mask.items()
+        }
         # Integers are converted by the encoder, so one buffer serves every chunk. A float32 chunk
         # is what autograd keeps for the backward pass: it must be an array of its own.
         self._chunk = {
@@ -107,6 +110,10 @@ class BatchReader:
         """Flat observation rows of (column, time) pairs: int64, of the arguments' shape."""
         flat: np.ndarray = first_row + times * self._E
         return flat
+
+    def masks(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
+        """What was allowed at observation rows, per masked action leaf: bool [len(rows), size]."""
+        return {key: torch.from_numpy(flat[rows]) for key, flat in self._mask_rows.items()}
 
     def observations(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
         """Gather up to `chunk_rows` observations; integer ones are valid until the next call."""

@@ -86,8 +86,11 @@ class Child:
     def story(self) -> str:
         """Who ended and how, and the traceback that it left, if any."""
         name = self.name[0].upper() + self.name[1:]
-        report = self.crash.read().strip()
-        return f"{name} {self.how_it_ended()}." + (f"\n{report}" if report else "")
+        said, _, rest = self.crash.read().strip().partition("\n")
+        if said.startswith(("Traceback", "Fatal Python error")) or not said:
+            lines = (f"{name} {self.how_it_ended()}.", said, rest)
+            return "\n".join(line for line in lines if line)
+        return f"{name}: {said}" + (f"\n{rest}" if rest else "")
 
     def kill(self) -> None:
         """Kill the process if it still runs."""

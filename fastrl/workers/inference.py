@@ -58,6 +58,10 @@ class Inference:
             key: aligned_empty((plan.num_groups, *rows.shape[1:]), rows.dtype)
             for key, rows in self._obs_rows.items()
         }
+        self._mask_rows = {
+            key: mask.reshape(slots * (self._T + 1), E, mask.shape[-1])
+            for key, mask in shared.action_mask.items()
+        }
         self._action_rows = {
             key: action.reshape(slots * self._T, E, *action.shape[3:])
             for key, action in shared.action.items()
@@ -82,12 +86,15 @@ class Inference:
         row = progress >> ROW_SHIFT
         slot = groups * self._K + filled % self._K
         obs = {}
+        at = slot * (self._T + 1) + row
         for key, rows in self._obs_rows.items():
             batch = self._obs_batch[key][:count]
             # mode="raise" would gather into a buffer first, to leave `out` alone on an error.
-            at = slot * (self._T + 1) + row
             np.take(rows, at, axis=0, out=batch.numpy(), mode="clip")
             obs[key] = batch.flatten(0, 1)
+        masks = {
+            key: torch.from_numpy(rows[at]).flatten(0, 1) for key, rows in self._mask_rows.items()
+        }
         # Keyed by the environment and the number of its row. Where a worker died in a slot, its
         # replacement draws the numbers of rows that nobody will train on once more.
         env_index = self._env_index[groups].ravel()
@@ -96,7 +103,7 @@ class Inference:
             key: torch.from_numpy(uniform(self._seed, env_index, step, leaf, dims))
             for leaf, (key, dims) in enumerate(self._policy.noise_dims.items())
         }
-        actions, log_prob, value = self._policy.act(obs, noise)
+        actions, log_prob, value = self._policy.act(obs, noise, masks)
         at = slot * self._T + row
         for key, rows in self._action_rows.items():
             rows[at] = actions[key].numpy().reshape(count, *rows.shape[1:])

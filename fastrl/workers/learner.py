@@ -151,7 +151,7 @@ def build(config: TrainConfig, spec: EnvSpec, origin: Origin | None) -> tuple[Up
     try:
         updater = Updater(spec, config)
     except (ValueError, RuntimeError, MemoryError) as error:
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0].rstrip(".")
         raise ConfigError(f"There is no network for {config.env}: {reason}.") from error
     start, warnings = (Start(), []) if origin is None else _restore(updater, origin, config.env)
     return updater, Built(updater.num_params, start, warnings)

@@ -18,7 +18,7 @@ import numpy as np
 from fastrl.config import TrainConfig, is_sync
 from fastrl.envs.spec import EnvSpec
 from fastrl.errors import ConfigError
-from fastrl.monitor.accounts import CLOCK_SIZE, EPISODE_DTYPE, Control
+from fastrl.monitor.accounts import CLOCK_SIZE, Control, episode_dtype
 from fastrl.resolve import versions_per_batch
 from fastrl.shm import DOORBELL_BYTES, Layout, Segment, byte_ring_bytes, ring_bytes, weights_bytes
 from fastrl.workers.machine import available_memory
@@ -156,7 +156,8 @@ class Plan:
         layout.add("doorbell/inference", (DOORBELL_BYTES,), np.uint8)
         layout.add("doorbell/learner", (DOORBELL_BYTES,), np.uint8)
         # All environments of a worker may end together, and soon again.
-        together = 4 * EPISODE_DTYPE.itemsize * E * self.groups_per_worker
+        itemsize = episode_dtype(len(self.config.log_info)).itemsize
+        together = 4 * itemsize * E * self.groups_per_worker
         episode_bytes = max(EPISODE_RING_BYTES, 1 << together.bit_length())
         layout.add("episodes", (workers, byte_ring_bytes(episode_bytes)), np.uint8)
         layout.add("weights", (weights_bytes(self.num_params),), np.uint8)
@@ -176,6 +177,8 @@ class Plan:
             layout.add(f"obs/{key}", (slots, T + 1, E, *leaf.shape), leaf.dtype)
         for key, action in self.spec.action.items():
             layout.add(f"action/{key}", (slots, T, E, *action.shape), action.dtype)
+        for key, size in self.spec.masks.items():
+            layout.add(f"action_mask/{key}", (slots, T + 1, E, size), np.bool_)
         for name, dtype in (
             ("log_prob", np.float32),
             ("value", np.float32),

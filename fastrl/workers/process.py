@@ -88,8 +88,11 @@ def child_of_main(lines: Lines) -> Iterator[None]:
         with contextlib.suppress(OSError):
             lines.pipe.send(("refused", str(error)))
         sys.exit(2)
-    except BaseException:
-        lines.crash.write(traceback.format_exc())
+    except BaseException as error:
+        # What the environment's adapter says of it comes first, in one sentence.
+        notes = getattr(error, "__notes__", None)
+        said = f"{notes.pop()}\n" if notes else ""
+        lines.crash.write(said + traceback.format_exc())
         sys.exit(1)
 
 

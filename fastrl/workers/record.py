@@ -30,7 +30,9 @@ class Record:
         self._through = 0
         self._learner = LearnerReports()
         self.episodes = EpisodeLog(
-            [shared.episodes(w) for w in range(plan.num_workers)], plan.num_envs
+            [shared.episodes(w) for w in range(plan.num_workers)],
+            plan.num_envs,
+            plan.config.log_info,
         )
         self._rates = RateMeter(
             Counts(
@@ -106,6 +108,14 @@ class Record:
             self._console.say(
                 f"These do not add up: {lost} steps are unaccounted for. This is a fault of "
                 "fastrl; please report it."
+            )
+        never = [
+            key for key in self._shared.plan.config.log_info if key not in self.episodes.info_seen
+        ]
+        if never:
+            self._console.say(
+                f"--log-info {' '.join(never)}: no episode had a number of that name in its last "
+                "info"
             )
         if self.episodes.lost:
             self._console.say(

@@ -22,8 +22,16 @@ from fastrl.config import TrainConfig
 from fastrl.envs import StepOut, VectorEnv, describe, make, register_all
 from fastrl.envs.options import EnvOptions
 from fastrl.envs.seeding import env_rng, part_seed
-from fastrl.errors import ConfigError
-from fastrl.monitor.accounts import CLOCK_SIZE, EPISODE_DTYPE, ROW_SHIFT, SAMPLED_MASK, Clock
+from fastrl.envs.spaces import leaf_text
+from fastrl.errors import ConfigError, UnsupportedEnvironment
+from fastrl.monitor.accounts import (
+    CLOCK_SIZE,
+    ROW_SHIFT,
+    SAMPLED_MASK,
+    Clock,
+    Control,
+    episode_dtype,
+)
 from fastrl.shm import ByteRing
 from fastrl.workers.shared import GENERATION_SHIFT, GROUP_MASK, Shared
 from fastrl.workers.travel import unpack
@@ -34,6 +42,28 @@ if TYPE_CHECKING:
 
 ACTED, RETURNED = 0, 1  # sources of the inbox
 READY, FULL = 0, 1  # rings of the outbox
+
+
+class RewardForLearner:
+    """What is stored of a raw reward: scaled, then clipped."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._scale = np.float32(config.reward_scale)
+        self._scaled = config.reward_scale != 1.0
+        self._sign = config.reward_clip == "sign"
+        clip = config.reward_clip
+        self._limit = None if isinstance(clip, str) else np.float32(clip)
+
+    def __call__(self, raw: np.ndarray, stored: np.ndarray) -> None:
+        """Write what `raw`, f32 [E], is for the learner to `stored`, f32 [E]."""
+        if self._scaled:
+            raw = raw * self._scale
+        if self._sign:
+            np.sign(raw, out=stored)
+        elif self._limit is not None:
+            np.clip(raw, -self._limit, self._limit, out=stored)
+        else:
+            stored[...] = raw
 
 
 class RolloutGroup:
@@ -49,7 +79,7 @@ class RolloutGroup:
         self._first_slot = group * plan.slots_per_group
         self._num_slots = plan.slots_per_group
         self._T = plan.rollout_length
-        self._clip_reward = plan.config.reward_clip == "sign"
+        self._stored_reward = RewardForLearner(plan.config)
         self._sampled = shared.progress.load(group) & SAMPLED_MASK
         self._filled = shared.filled.load(group)
         self._slot = self._first_slot + self._filled % self._num_slots
@@ -58,12 +88,19 @@ class RolloutGroup:
         self._episode_over = np.zeros(E, np.bool_)
         self._return = np.zeros(E, np.float64)
         self._length = np.zeros(E, np.int64)
+        self._episode_dtype = episode_dtype(len(plan.config.log_info))
+        keys = len(plan.config.log_info)
+        self._info = np.zeros((E, keys)) if keys else None
+        self._set_progress = getattr(env, "set_progress", None)
         self._env_index = group * E + np.arange(E, dtype=np.int32)
         # The newest observation while the group waits for a slot: what the first reset wrote, later
         # row T of the slot before.
         self._pending_obs = {
             key: np.zeros((E, *leaf.shape), leaf.dtype)
             for key, leaf in plan.spec.observation.items()
+        }
+        self._pending_mask = {
+            key: np.ones((E, size), np.bool_) for key, size in plan.spec.masks.items()
         }
         self._pending_ignored = np.zeros(E, np.bool_)
         self.waits_for_slot = False
@@ -77,7 +114,10 @@ class RolloutGroup:
         seed = part_seed(plan.config.seed, plan.start.rows, generation)
         rngs = [env_rng(seed, int(index)) for index in self._env_index]
         steps = np.array([rng.integers(0, max(1, plan.config.stagger)) for rng in rngs])
-        self._return, self._length = self._env.reset(self._pending_obs, steps, rngs)
+        self._tell_progress()
+        self._return, self._length = self._env.reset(
+            self._pending_obs, steps, rngs, self._pending_mask
+        )
         return self._enter_slot()
 
     def resume(self) -> bool:
@@ -96,8 +136,20 @@ class RolloutGroup:
         shared.progress.store(self.group, self._sampled)
         for key, obs in shared.obs.items():
             obs[slot, 0] = self._pending_obs[key]
+        for key, mask in shared.action_mask.items():
+            mask[slot, 0] = self._pending_mask[key]
         shared.ignored[slot, 0] = self._pending_ignored
+        if self._filled > 0:
+            self._tell_progress()
         return True
+
+    def _tell_progress(self) -> None:
+        """Tell the environments that ask how far training is."""
+        if self._set_progress is not None:
+            plan = self._shared.plan
+            # The learner may still be loading what the run resumes.
+            steps = max(plan.start.steps, self._shared.control.load(Control.STEPS))
+            self._set_progress(steps, plan.config.total_steps)
 
     def step(self, episodes: ByteRing) -> tuple[bool, bool]:
         """Step the environments with the actions of the current row; write what that led to.
@@ -116,12 +168,15 @@ class RolloutGroup:
             terminated=terminated,
             truncated=truncated,
             episode_over=self._episode_over,
+            action_mask={key: mask[slot, row + 1] for key, mask in shared.action_mask.items()},
+            info=self._info,
         )
+        if self._info is not None:
+            self._info.fill(np.nan)
         self._env.step({key: action[slot, row] for key, action in shared.action.items()}, out)
-        if self._clip_reward:
-            np.sign(self._reward, out=shared.reward[slot, row])
-        else:
-            shared.reward[slot, row] = self._reward
+        if not np.isfinite(self._reward.sum(dtype=np.float64)):
+            self._refuse_rewards()
+        self._stored_reward(self._reward, shared.reward[slot, row])
         np.logical_or(terminated, truncated, out=next_ignored)
         if terminated.any():
             self._make_finite(terminated)
@@ -134,12 +189,14 @@ class RolloutGroup:
             shared.progress.store(self.group, row << ROW_SHIFT | self._sampled)
             return True, False
         shared.progress.store(self.group, row << ROW_SHIFT | self._sampled)
+        self._check_observations(slot)
         shared.sampled_through[slot] = self._sampled
         self._filled += 1
         shared.filled.store(self.group, self._filled)
         # Row T is row 0 of the next slot. It stays readable here: only this process writes its
         # slots.
         self._pending_obs = {key: obs[slot, row] for key, obs in shared.obs.items()}
+        self._pending_mask = {key: mask[slot, row] for key, mask in shared.action_mask.items()}
         self._pending_ignored = next_ignored
         return self._enter_slot(), True
 
@@ -159,6 +216,31 @@ class RolloutGroup:
                 final[bad] = 0.0
                 row[terminated] = final
 
+    def _refuse_rewards(self) -> None:
+        """Raise for the first reward that is not finite."""
+        (bad, *_) = np.flatnonzero(~np.isfinite(self._reward))
+        raise UnsupportedEnvironment(
+            f"{self._env.spec.env_id} cannot be used: environment {self._env_index[bad]} returned "
+            f"the reward {self._reward[bad]}, but a reward is a finite number."
+        )
+
+    def _check_observations(self, slot: int) -> None:
+        """Raise where an observation of a full slot is not finite.
+
+        Looked at once per slot, in one pass: an environment that does it goes on doing so, and
+        nothing is learned from the slot.
+        """
+        for key, obs in self._shared.obs.items():
+            if obs.dtype != np.float32 or np.isfinite(obs[slot].sum(dtype=np.float64)):
+                continue
+            bad = tuple(np.argwhere(~np.isfinite(obs[slot]))[0].tolist())
+            name = leaf_text("observation", self._env.spec.observation[key].path)
+            raise UnsupportedEnvironment(
+                f"{self._env.spec.env_id} cannot be used: {name} of environment "
+                f"{self._env_index[bad[1]]} holds {obs[slot][bad]} at {list(bad[2:])}, but all of "
+                "it must be finite numbers (only a final observation after `terminated` need not)."
+            )
+
     def _count(self, ignored: np.ndarray) -> None:
         """Add the row to the running episodes; a reset row has reward 0 and is no step."""
         self._return += self._reward
@@ -167,13 +249,15 @@ class RolloutGroup:
         self._sampled += int(np.count_nonzero(valid))
 
     def _take_episodes(self) -> np.ndarray:
-        """Return the episodes that ended in the last step as EPISODE_DTYPE records."""
+        """Return the episodes that ended in the last step as records of `episode_dtype`."""
         over = np.flatnonzero(self._episode_over)
-        episodes = np.empty(len(over), EPISODE_DTYPE)
+        episodes = np.empty(len(over), self._episode_dtype)
         episodes["env"] = self._env_index[over]
         episodes["length"] = self._length[over]
         episodes["return"] = self._return[over]
         episodes["row"] = self._filled * self._T + self._row
+        if self._info is not None:
+            episodes["info"] = self._info[over]
         self._return[over] = 0
         self._length[over] = 0
         return episodes

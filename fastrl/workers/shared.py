@@ -39,6 +39,7 @@ class Shared:
         self._views = views
         self.obs = {key: views[f"obs/{key}"] for key in plan.spec.observation}
         self.action = {key: views[f"action/{key}"] for key in plan.spec.action}
+        self.action_mask = {key: views[f"action_mask/{key}"] for key in plan.spec.masks}
         self.log_prob = views["log_prob"]
         self.value = views["value"]
         self.version = views["version"]

@@ -17,7 +17,7 @@ from fastrl.config import TrainConfig
 from fastrl.envs import registered
 from fastrl.errors import ConfigError
 from fastrl.models.registry import registered_models
-from fastrl.monitor.accounts import Control
+from fastrl.monitor.accounts import CLOCK_SIZE, Clock, Control
 from fastrl.monitor.console import Console, table
 from fastrl.monitor.writer import MetricWriter
 from fastrl.option_types import as_declared
@@ -175,8 +175,20 @@ class Supervisor:
                 continue
             if child.role != "rollout" or self._restarts >= MAX_RESTARTS:
                 return child.story()
+            if self._would_fail_again(shared, child):
+                return child.story()
             self._replace(shared, child)
         return None
+
+    def _would_fail_again(self, shared: Shared, child: Child) -> bool:
+        """Whether a rollout process ended by an exception that a replacement would meet as well.
+
+        One that refuses (exit code 2: an environment that breaks its own word), or that did not
+        come as far as its first step.
+        """
+        assert child.worker is not None
+        began = shared.rollout_clock.load(child.worker * CLOCK_SIZE + Clock.STARTED) > 0
+        return child.exit_code() == 2 or (child.exit_code() == 1 and not began)
 
     def _replace(self, shared: Shared, child: Child) -> None:
         plan, worker = shared.plan, child.worker
@@ -195,6 +207,7 @@ class Supervisor:
         generation = shared.generation.load(worker) + 1
         shared.generation.store(worker, generation)
         self._crew.discharge(child)
+        shared.rollout_clock.store(worker * CLOCK_SIZE + Clock.STARTED, 0)
         start = RolloutStart(worker, generation, plan.config, self._registered, plan)
         self._crew.launch_rollout(start)
 

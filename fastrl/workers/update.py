@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ from fastrl.envs.spec import EnvSpec
 from fastrl.models.acting import chunk_rows
 from fastrl.models.config import ModelConfig
 from fastrl.models.flat import FlatParameters
-from fastrl.models.normalizer import ObservationNormalizer
 from fastrl.models.policy import ActorCritic
 from fastrl.workers.batch import Batch, BatchReader
 
@@ -68,10 +67,11 @@ class Updater:
         self.chunk_rows = chunk_rows(spec)
         self._normalizers = self.network.encoder.normalizers
         self._moments = {key: no_moments(spec.observation[key].shape) for key in self._normalizers}
-        image = any(leaf.kind == "image" for leaf in spec.observation.values())
+        image = any(leaf.is_large_image for leaf in spec.observation.values())
         self._moment_rows = IMAGE_MOMENT_ROWS if image else None
         self._return_moments = no_returns(self._device)
         self._targets: list[tuple[Tensor, Tensor]] = []  # of an epoch: v_t and valid rows
+        self._ratio_error: Tensor | None = None  # of a batch, once its first minibatch is known
 
     @property
     def num_params(self) -> int:
@@ -146,6 +146,7 @@ class Updater:
         kl_rows = self._kl_rows(batch, reader, update) if config.lr_schedule == "kl" else None
         before = None if kl_rows is None else self._policy_params(reader, kl_rows)
         size = batch.num_columns // config.minibatches
+        self._ratio_error = None
         rows: list[Tensor] = []
         for epoch in range(config.epochs):
             self._targets.clear()
@@ -167,6 +168,8 @@ class Updater:
         self._merge_observations(batch, reader, update)
         self._merge_returns()
         mean = torch.stack(rows).nanmean(dim=0)
+        if self._ratio_error is not None:
+            metrics["lag/ratio_error"] = self._ratio_error
         return metrics | dict(zip(METRICS, mean.unbind(), strict=True))
 
     def _kl_rows(self, batch: Batch, reader: BatchReader, update: int) -> np.ndarray:
@@ -183,7 +186,8 @@ class Updater:
         """The distributions' parameters at observation rows, by the present weights."""
         with self._autocast():
             features = self._features(reader, rows)
-        return self.network.heads(features).params
+            masks = self._masks(reader, rows)
+        return self.network.heads(features, masks).params
 
     def _merge_returns(self) -> None:
         """Merge the last epoch's targets of valid rows; no value in reward units changes by it."""
@@ -211,8 +215,9 @@ class Updater:
             for key in self._normalizers:
                 self._moments[key] = merge_moments(self._moments[key], obs[key])
         for key, moments in self._moments.items():
-            normalizer = cast(ObservationNormalizer, self._normalizers[key])
-            normalizer.set(moments.mean.to(self._device), moments.variance.to(self._device))
+            self._normalizers[key].set(
+                moments.mean.to(self._device), moments.variance.to(self._device)
+            )
 
     def _minibatch(self, batch: Batch, reader: BatchReader, columns: np.ndarray) -> Tensor:
         """One optimiser step on the rows of `columns`; returns the values of METRICS."""
@@ -244,19 +249,26 @@ class Updater:
         weight = take(batch.kept).float()
         T, B = reward.shape
         first_row = batch.first_row[columns]
+        rows = reader.rows(first_row, range(T))
         with self._autocast():
-            features = self._features(reader, reader.rows(first_row, range(T)))
+            features = self._features(reader, rows)
+            last_rows = reader.rows(first_row, range(T, T + 1))
             with torch.no_grad():
-                last = self._features(reader, reader.rows(first_row, range(T, T + 1)))
-        output = self.network.heads(features)
+                last = self._features(reader, last_rows)
+        output = self.network.heads(features, self._masks(reader, rows))
         with torch.no_grad():
-            bootstrap = self.network.heads(last).value
+            bootstrap = self.network.heads(last, self._masks(reader, last_rows)).value
         actions = {key: take(action).flatten(0, 1) for key, action in batch.action.items()}
         log_prob, entropy = (x.view(T, B) for x in self.network.evaluate(output, actions))
         value = output.value.view(T, B)
         with torch.no_grad():
             ratio = importance_log_ratio(log_prob, behaviour, ignored).exp()
             values = torch.cat((value, bootstrap[None]))
+            if self._ratio_error is None:
+                # Before the first step these rows' policy is the one that acted; what differs is
+                # rounding. NaN where there is no such row.
+                same = take(batch.kept) & take(torch.from_numpy(batch.lag == 0))
+                self._ratio_error = (ratio - 1.0).abs().masked_fill(~same, torch.nan).nanmedian()
         returns = vtrace_appo(
             ratio,
             reward,
@@ -295,6 +307,10 @@ class Updater:
                 self.network.encode({key: value.to(self._device) for key, value in obs.items()})
             )
         return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+
+    def _masks(self, reader: BatchReader, rows: np.ndarray) -> dict[str, Tensor]:
+        """What was allowed at observation rows, on the device."""
+        return {key: mask.to(self._device) for key, mask in reader.masks(rows).items()}
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self._config.dtype == "bf16":

@@ -99,7 +99,7 @@ def test_another_seed_gives_other_bits(tmp_path):
         assert fastrl.train(config) == 0
     first, second = (checkpoint.load(checkpoint.find_checkpoints(run)[0])["model"] for run in runs)
     differ = [name for name in first if not torch.equal(first[name], second[name])]
-    assert set(differ) >= {"policy_head.action.weight", "encoder.normalizers.obs.mean"}
+    assert set(differ) >= {"policy_head.leaf_action.weight", "encoder.normalizers.leaf_obs.mean"}
 
 
 @pytest.mark.slow

@@ -48,12 +48,12 @@ def test_cartpole_is_truncated_exactly_at_the_limit(option, limit):
     assert (np.abs(rows.obs[limit + 1]) <= 0.05).all()
 
 
-def test_pendulum_rewards_the_clipped_action_of_that_very_row():
+def test_pendulum_rewards_the_torque_of_that_very_row():
     rows = Group("envpool:Pendulum-v1").play(
         100, lambda t, obs: 5 * np.sin(t + np.arange(4.0))[:, None]
     )
     cos, sin, speed = np.moveaxis(rows.obs[:-1], -1, 0).astype(np.float64)
-    torque = np.clip(rows.action[..., 0], -2, 2)
+    torque = 2 * np.clip(rows.action[..., 0], -1, 1)  # of at most 2
     expected = -(np.arctan2(sin, cos) ** 2 + 0.1 * speed**2 + 0.001 * torque**2)
     np.testing.assert_allclose(rows.reward, expected, atol=1e-4)
 

@@ -14,30 +14,30 @@ from fastrl.envs import (
     register_family,
     registry,
 )
-from fastrl.errors import ConfigError, UnsupportedEnvironment
+from fastrl.errors import ConfigError
 
 
 @pytest.mark.parametrize(
     ("env_id", "words"),
     [
-        ("Pong", "has no family: write family:name, did you mean atari:Pong?"),
+        ("Pong", "has no family: write family:name, did you mean ale:pong or atari:Pong"),
         ("CartPole-v1", "did you mean envpool:CartPole-v1 or gym:CartPole-v1 or"),
-        ("ALE/Pong-v5", "did you mean atari:Pong?"),
-        ("atari:pong", "There is no environment 'atari:pong', did you mean atari:Pong?"),
-        ("atari:Pong-v5", "did you mean atari:Pong?"),
-        ("atari:PongNoFrameskip-v4", "did you mean atari:Pong?"),
+        ("ALE/Pong-v5", "ale:pong or atari:Pong"),
+        ("atari:pong", "There is no environment 'atari:pong', did you mean atari:Pong or ale:pong"),
+        ("atari:Pong-v5", "did you mean atari:Pong or ale:pong"),
+        ("atari:PongNoFrameskip-v4", "atari:Pong or ale:pong"),
         ("atari:Brekout", "did you mean atari:Breakout"),
         ("atari:CartPole-v1", "did you mean envpool:CartPole-v1"),
-        ("envpool:Pong-v5", "did you mean atari:Pong?"),
+        ("envpool:Pong-v5", "did you mean ale:pong or atari:Pong"),
         ("envpool:cartpole-v1", "did you mean envpool:CartPole-v1"),
         ("envpool:CartPole-v9", "did you mean envpool:CartPole-v1"),
         ("envpool:a:b", "There is no environment 'envpool:a:b'"),
         (
             "foo:Pong",
-            "There is no family foo: (of 'foo:Pong'), only atari:, envpool:, gym: and py:, did you "
-            "mean atari:Pong?",
+            "There is no family foo: (of 'foo:Pong'), only ale:, atari:, envpool:, gym: and py:, "
+            "did you mean ale:pong or atari:Pong",
         ),
-        ("ale:Pong", "comes in a later version; this one has atari:, envpool:, gym: and py:, did"),
+        ("ale:Pong", "There is no environment 'ale:Pong', did you mean ale:pong or atari:Pong"),
         ("atari:", "There is no environment 'atari:'"),
         ("envpool:qqqqqqqqqqqq", "try one like atari:Pong"),
     ],
@@ -47,20 +47,6 @@ def test_an_unknown_id_is_refused_with_the_nearest(env_id, words):
         with pytest.raises(ConfigError) as caught:
             call(env_id, EnvOptions())
         assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("env_id", "words"),
-    [
-        ("envpool:MiniGrid-Empty-5x5-v0", "its observation space is Dict("),
-        ("envpool:Play2048-v1", "its observation space is MultiBinary("),
-        ("envpool:Go9x9-v1", "it has 2 players"),
-    ],
-)
-def test_what_the_engine_cannot_use_is_refused_by_its_space(env_id, words):
-    with pytest.raises(UnsupportedEnvironment) as caught:
-        describe(env_id, EnvOptions())
-    assert f"{env_id} cannot be used: {words}" in str(caught.value)
 
 
 @pytest.mark.slow
@@ -104,11 +90,14 @@ def test_an_impossible_group_is_refused(num_envs, first, seed):
 def test_every_atari_option_reaches_envpool(monkeypatch):
     import envpool
 
+    class Constructed(BaseException):  # passes what turns an Exception into a sentence
+        pass
+
     seen = {}
 
     def spy(task, **keywords):
         seen.update(keywords, task=task)
-        raise InterruptedError
+        raise Constructed
 
     monkeypatch.setattr(envpool, "make_gymnasium", spy)
     options = EnvOptions(
@@ -121,7 +110,7 @@ def test_every_atari_option_reaches_envpool(monkeypatch):
         frame_stack=6,
         full_action_space=True,
     )
-    with pytest.raises(InterruptedError):
+    with pytest.raises(Constructed):
         make("atari:SpaceInvaders", options, 2, 0, 0)
     seeds = seen.pop("env_seed")
     assert len(set(seeds)) == 2

@@ -246,3 +246,45 @@ def test_what_the_constructor_raises_is_told(toy):
 
 def test_a_class_of_single_environments_is_not_called_with_a_number(toy):
     assert toy(Toy).num_envs == 4
+
+
+class Trouble(Exception):
+    pass
+
+
+def test_what_it_raises_passes_with_a_note_or_refuses_it_as_it_begins(toy):
+    def fails(*args, **keywords):
+        raise Trouble("no map\nhere.")
+
+    factory, _ = row(step=fails)
+    group = toy(factory)
+    group.reset()
+    with pytest.raises(Trouble) as caught:
+        group.step([0] * 4)
+    (note,) = caught.value.__notes__
+    assert note.startswith("py:toy raised Trouble: no map here (")
+    assert note.endswith(") in step 1.")
+    factory, made = row(reset=fails)
+    with pytest.raises(ConfigError) as caught:
+        toy(factory)
+    assert str(caught.value).startswith("py:toy raised Trouble: no map here (")
+    assert str(caught.value).endswith(") in reset().")
+    assert made[0].closes == 1
+
+
+def test_a_wrapper_is_closed_and_closes_what_is_inside(toy, folder):
+    (folder / "around.py").write_text(
+        "import gymnasium\n"
+        "closed = []\n"
+        "class Around(gymnasium.vector.VectorWrapper):\n"
+        "    def close(self, **keywords):\n"
+        "        closed.append(self)\n"
+        "        self.env.close()\n"
+    )
+    factory, made = row()
+    group = toy(factory, EnvOptions(wrap=("py:around:Around",)))
+    group.env.close()
+    group.env.close()
+    import around
+
+    assert (len(around.closed), made[0].closes) == (1, 1)

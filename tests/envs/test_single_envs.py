@@ -31,8 +31,8 @@ def test_rows_are_those_of_a_plain_gymnasium_loop(name, limit):
                 (obs, _), reward, terminated, truncated = env.reset(), 0.0, False, False
             else:
                 action = rows.action[t, e]
-                if isinstance(env.action_space, spaces.Box):
-                    action = np.clip(action, env.action_space.low, env.action_space.high)
+                if name == "Pendulum-v1":  # its bounds are -2 and 2
+                    action = 2 * np.clip(action, -1, 1)
                 obs, reward, terminated, truncated, _ = env.step(action)
             over = terminated or truncated
             np.testing.assert_array_equal(rows.obs[t + 1, e], np.asarray(obs, np.float32))
@@ -163,7 +163,7 @@ def test_an_environment_may_change_and_keep_its_action(toy):
         before = stored.copy()
         group.env.step({"action": stored}, group.out)
         np.testing.assert_array_equal(stored, before)
-        np.testing.assert_array_equal(group.obs, np.clip(stored, -2, 2))
+        np.testing.assert_array_equal(group.obs, 2 * np.clip(stored, -1, 1))
 
 
 @pytest.mark.parametrize(
@@ -227,8 +227,8 @@ def test_observations_that_are_not_the_spaces_are_refused(toy, space, given, wor
             self.looks += 1
             return given if self.looks > wrong_from else np.zeros(space.shape, space.dtype)
 
-    group = toy(Wrong)
     with pytest.raises(UnsupportedEnvironment, match=r"py:toy cannot be used: .*" + words):
+        group = toy(Wrong)
         group.reset()
         group.step([0] * 4)
 
@@ -266,8 +266,8 @@ class ManyFromReset(Toy):
     ],
 )
 def test_environments_of_the_old_gym_are_told_what_to_change(toy, kind, words, options):
-    group = toy(kind, options)
     with pytest.raises(UnsupportedEnvironment) as caught:
+        group = toy(kind, options)
         group.reset()
         group.step([0] * 4)
     assert f"py:toy cannot be used: {words}" in str(caught.value)
@@ -295,7 +295,8 @@ def test_what_an_environment_raises_passes_with_a_note_that_names_it(toy):
         group.step([0, 0, 2, 0])
     assert str(caught.value) == "the motor is stuck"
     (note,) = caught.value.__notes__
-    assert note == f"This was environment 10 of py:toy, first reset with seed {env_seed(5, 10)}."
+    assert note.startswith(f"py:toy raised Trouble: the motor is stuck ({__file__}, line ")
+    assert note.endswith(f") in step 1 of environment 10, first seeded {env_seed(5, 10)}.")
     # Its own words, though they sound like those of a step of four values.
     group = toy(Fails)
     group.reset()
@@ -305,15 +306,39 @@ def test_what_an_environment_raises_passes_with_a_note_that_names_it(toy):
     assert not isinstance(caught.value, ConfigError)
 
 
+def test_one_that_cannot_begin_is_refused_when_it_is_made(toy):
+    """So before anything else starts; and the others of its group are closed."""
+    closed = []
+
+    class Stuck(Toy):
+        def reset(self, *, seed=None, options=None):
+            raise Trouble("no map\nhere.")
+
+        def close(self):
+            closed.append(self)
+
+    with pytest.raises(ConfigError) as caught:
+        toy(Stuck, first=8, seed=5)
+    text = str(caught.value)
+    assert text.startswith(f"py:toy raised Trouble: no map here ({__file__}, line ")
+    assert text.endswith(f") in reset() of environment 8, first seeded {env_seed(5, 8)}.")
+    assert isinstance(caught.value.__cause__, Trouble)
+    assert len(closed) == 4
+
+
 def test_a_reward_must_be_a_number(toy):
     class Unpaid(Toy):
         def step(self, action):
             return self.look(), None, False, False, {}
 
-    group = toy(Unpaid)
+    group = toy(Unpaid, first=8, seed=5)
     group.reset()
-    with pytest.raises(TypeError):
+    with pytest.raises(UnsupportedEnvironment) as caught:
         group.step([0] * 4)
+    assert str(caught.value) == (
+        "py:toy cannot be used: its step() returned the reward None, but a reward is one number. "
+        f"(It was in step 1 of environment 8, first seeded {env_seed(5, 8)}.)"
+    )
 
 
 def test_a_reward_may_be_nan_or_a_numpy_number(toy):

@@ -237,7 +237,7 @@ def test_other_options_are_refused_by_name(no_names, options, words):
     with pytest.raises(ConfigError) as caught:
         describe("py:toy", EnvOptions(**options))
     assert f"py:toy {words}" in str(caught.value)
-    assert "takes --max-episode-steps)" in str(caught.value)
+    assert "--log-info, --max-episode-steps, --wrap)." in str(caught.value)
 
 
 def test_the_threshold_is_the_environments_own(no_names):

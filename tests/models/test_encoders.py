@@ -2,7 +2,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastrl.models.encoders import MLPEncoder, NatureEncoder, fast_tanh, to_channels_last
+from fastrl.models.encoders import MLPEncoder, NatureEncoder, OneHot
+from fastrl.models.encoders.layers import to_channels_last
+from fastrl.models.encoders.mlp import fast_tanh
 
 
 def images(n=5, shape=(4, 84, 84)):
@@ -147,11 +149,42 @@ def test_mlp_flattens_observations_and_casts_integers():
 @pytest.mark.parametrize("shape", [(5,), (5, 1)])
 def test_discrete_observations_are_one_hot(shape):
     torch.manual_seed(0)
-    encoder = MLPEncoder(10, (8,), one_hot=True)
+    encoder = MLPEncoder(10, (8,), one_hot=OneHot((10,)))
     obs = torch.tensor([0, 9, 3, 3, 5], dtype=torch.int32).reshape(shape)
     plain = MLPEncoder(10, (8,))
     plain.load_state_dict(encoder.state_dict())
     assert torch.equal(encoder(obs), plain(F.one_hot(obs.long().flatten(), 10).float()))
+
+
+@pytest.mark.parametrize("nvec", [(3, 2, 5), (4,) * 6, (1, 1)])
+def test_elements_of_multi_discrete_observations_are_one_hot_and_joined(nvec):
+    torch.manual_seed(0)
+    columns = [torch.randint(0, n, (12,), dtype=torch.int32) for n in nvec]
+    expected = torch.cat([F.one_hot(c.long(), n) for c, n in zip(columns, nvec, strict=True)], 1)
+    one_hot = OneHot(nvec)
+    obs = torch.stack(columns, 1)
+    assert torch.equal(one_hot(obs).long(), expected) and one_hot.size == sum(nvec)
+    if len(nvec) == 6:  # of any shape
+        assert torch.equal(one_hot(obs.view(12, 2, 3)).long(), expected)
+        assert torch.equal(one_hot(obs.byte()).long(), expected)
+    assert not one_hot.state_dict()
+    assert one_hot.to("meta")(obs.to("meta")).is_meta, "nothing is read back"
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu"])
+def test_the_scale_of_pixels_is_folded_into_the_first_layer(activation):
+    torch.manual_seed(0)
+    obs = images(6, (3, 5, 4))
+    encoder = MLPEncoder(60, (16, 8), activation, scale=1 / 255)
+    plain = MLPEncoder(60, (16, 8), activation)
+    plain.load_state_dict(encoder.state_dict())
+    torch.testing.assert_close(encoder(obs), plain(obs.float() / 255))
+
+
+def test_numbers_without_a_shape_are_rows_of_one():
+    encoder = MLPEncoder(1, (8,))
+    obs = torch.randn(5)
+    assert torch.equal(encoder(obs), encoder(obs[:, None]))
 
 
 def test_fast_tanh_value_and_gradient():

@@ -96,7 +96,7 @@ def test_heads_are_orthogonal_and_start_nearly_uniform():
 def test_log_std_is_a_parameter_that_does_not_depend_on_the_observation():
     policy = ActorCritic(spec_of(VECTOR, CONTINUOUS), ModelConfig())
     with torch.no_grad():
-        policy.log_std["action"].copy_(torch.tensor([0.1, -0.2, 0.3]))
+        policy.policy_head["action"].log_std.copy_(torch.tensor([0.1, -0.2, 0.3]))
     params = policy(obs_of(spec_of(VECTOR, CONTINUOUS), 4)).params["action"]
     assert torch.equal(params[:, 3:], torch.tensor([0.1, -0.2, 0.3]).expand(4, 3))
 

@@ -271,7 +271,10 @@ def test_an_unknown_name_is_refused_with_the_nearest():
         model_builder("zzz")
 
 
-@pytest.mark.parametrize("name", ["auto", "", "Resnet", "my-net", "2d", "a b", None, 3])
+@pytest.mark.parametrize(
+    "name",
+    ["auto", "mlp", "nature", "impala", "", "Resnet", "my-net", "2d", "a b", None, 3, "py:a:B"],
+)
 def test_names_that_no_flag_could_carry_are_refused(name):
     with pytest.raises(ConfigError, match="must be a lower-case word"):
         register_model(name, small)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fastrl.monitor.accounts import CLOCK_SIZE, EPISODE_DTYPE, ROW_SHIFT, Clock
+from fastrl.monitor.accounts import CLOCK_SIZE, ROW_SHIFT, Clock, episode_dtype
 from fastrl.monitor.console import Console, progress_line, table
 from fastrl.monitor.metrics import Counts, EpisodeLog, LearnerReports, RateMeter
 from fastrl.monitor.writer import MetricWriter
@@ -33,7 +33,7 @@ def regions():
 
 def episodes(*rows: tuple) -> bytes:
     """Of (environment, length, return), all of row 0, or with the row as a fourth number."""
-    return np.array([(*row, 0)[:4] for row in rows], EPISODE_DTYPE).tobytes()
+    return np.array([(*row, 0)[:4] for row in rows], episode_dtype(0)).tobytes()
 
 
 def test_episodes_of_later_rows_wait_and_all_come_in_the_order_of_rows(regions):

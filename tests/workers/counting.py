@@ -4,11 +4,12 @@ Observation: (environment index, episode, step in the episode, 1 if final). The 
 ``100 * step + action`` (the sum of a continuous one), so a row whose reward, action and observation
 do not belong together shows.
 Episode e of environment i ends after 3 + (7i + 5e) mod 11 steps: terminated, truncated or both in
-turn.
+turn. With a masked action the mask of a row is one of (environment, episode, step) as well.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -19,6 +20,7 @@ NUM_ACTIONS = 7
 INDEX, EPISODE, STEP, FINAL = range(4)
 
 DISCRETE = ActionSpec(kind="discrete", shape=(), dtype="int32", n=NUM_ACTIONS, env_dtype="int32")
+MASKED = dataclasses.replace(DISCRETE, masked=True)
 CONTINUOUS = ActionSpec(
     kind="continuous",
     shape=(2,),
@@ -49,11 +51,24 @@ def ends_by(index: int, episode: int) -> tuple[bool, bool]:
     return kind in (0, 2), kind == 1
 
 
+def allowed(obs: np.ndarray) -> np.ndarray:
+    """Masks bool [N, NUM_ACTIONS] at observations [N, 4]: all, after a final one."""
+    choices = np.arange(NUM_ACTIONS)
+    key = obs[:, INDEX] + 2 * obs[:, EPISODE] + obs[:, STEP]
+    return ((key[:, None] + choices) % 3 > 0) | (obs[:, FINAL, None] == 1)
+
+
 class CountingEnv:
     """One group of counting environments; each is a plain loop, so that the test can be read."""
 
-    def __init__(self, env_id: str, num_envs: int, first_env_index: int) -> None:
-        self.spec = spec(env_id)
+    def __init__(
+        self,
+        env_id: str,
+        num_envs: int,
+        first_env_index: int,
+        action: ActionSpec = DISCRETE,
+    ) -> None:
+        self.spec = spec(env_id, action)
         self.num_envs = num_envs
         self._index = first_env_index + np.arange(num_envs)
         self._episode = np.zeros(num_envs, int)
@@ -61,14 +76,16 @@ class CountingEnv:
         self._done = np.zeros(num_envs, bool)
         self.closed = 0
 
-    def _observe(self, obs: np.ndarray) -> None:
+    def _observe(self, obs: np.ndarray, action_mask: Mapping[str, np.ndarray]) -> None:
         obs[:, INDEX] = self._index
         obs[:, EPISODE] = self._episode
         obs[:, STEP] = self._step
         obs[:, FINAL] = self._done
+        for mask in action_mask.values():
+            mask[...] = allowed(obs)
 
-    def reset(self, obs: Mapping[str, np.ndarray], stagger_steps=None, rngs=None):
-        self._observe(obs["obs"])
+    def reset(self, obs: Mapping[str, np.ndarray], stagger_steps=None, rngs=None, action_mask=None):
+        self._observe(obs["obs"], action_mask or {})
         return np.zeros(self.num_envs), np.zeros(self.num_envs, int)
 
     def step(self, action: Mapping[str, np.ndarray], out: StepOut) -> None:
@@ -85,7 +102,9 @@ class CountingEnv:
             if self._step[i] == episode_length(self._index[i], self._episode[i]):
                 self._done[i] = out.episode_over[i] = True
                 out.terminated[i], out.truncated[i] = ends_by(self._index[i], self._episode[i])
-        self._observe(out.obs["obs"])
+        if out.info is not None:
+            out.info[out.episode_over, 0] = self._step[out.episode_over]
+        self._observe(out.obs["obs"], out.action_mask)
 
     def close(self) -> None:
         self.closed += 1

@@ -10,6 +10,7 @@ import torch
 
 from fastrl.config import TrainConfig
 from fastrl.envs import ActionSpec
+from fastrl.envs.spec import sample_actions
 from fastrl.monitor.accounts import ROW_SHIFT
 from fastrl.resolve import resolve
 from fastrl.shm import Arena
@@ -42,7 +43,9 @@ def act_for(shared: Shared, group: int, rng: np.random.Generator, version: int =
     slot = group * plan.slots_per_group + shared.filled.load(group) % plan.slots_per_group
     action = plan.spec.action["action"]
     if action.kind == "discrete":
-        shared.action["action"][slot, row] = rng.integers(0, action.n, plan.envs_per_group)
+        mask = shared.action_mask["action"][slot, row] if action.masked else None
+        chosen = sample_actions(action, plan.envs_per_group, rng, mask)
+        shared.action["action"][slot, row] = chosen
     else:
         shared.action["action"][slot, row] = rng.normal(size=(plan.envs_per_group, *action.shape))
     shared.log_prob[slot, row] = -1.0
@@ -86,7 +89,10 @@ class Engine:
 
     def start_workers(self) -> None:
         E = self.plan.envs_per_group
-        envs = [counting.CountingEnv("count:x", E, g * E) for g in range(self.plan.num_groups)]
+        action = self.plan.spec.action["action"]
+        envs = [
+            counting.CountingEnv("count:x", E, g * E, action) for g in range(self.plan.num_groups)
+        ]
         self.worker = RolloutWorker(self.shared, 0, envs)
 
     def step(self, group: int, version: int = 1) -> bool:

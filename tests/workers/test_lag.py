@@ -211,7 +211,7 @@ def test_every_optimiser_step_publishes_and_the_last_one_with_the_new_statistics
         normalizer = network.encoder.normalizers["obs"]
         moments = updater.state()["moments"]["obs"]
         np.testing.assert_array_equal(normalizer.mean.detach(), moments["mean"].float())
-        name = "encoder.normalizers.obs.mean"
+        name = "encoder.normalizers.leaf_obs.mean"
         at = slice(flat.offsets[name], flat.offsets[name] + 4)
         np.testing.assert_array_equal(made[-1][at], moments["mean"].float())
 

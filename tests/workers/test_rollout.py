@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from engine import act_for, column, make_plan
 
-from fastrl.monitor.accounts import EPISODE_DTYPE, SAMPLED_MASK
+from fastrl.errors import UnsupportedEnvironment
+from fastrl.monitor.accounts import SAMPLED_MASK, Control, episode_dtype
 from fastrl.shm import Arena, ByteRing
 from fastrl.workers.rollout import RolloutWorker
 from fastrl.workers.shared import Shared
@@ -16,13 +17,14 @@ from fastrl.workers.shared import Shared
 class Harness:
     """A rollout worker whose actions and returned slots come from the test."""
 
-    def __init__(self, **options) -> None:
+    def __init__(self, action=counting.DISCRETE, **options) -> None:
         self.arena = Arena.create()
-        self.plan = make_plan(self.arena, counting.spec("count:x"), **options)
+        self.plan = make_plan(self.arena, counting.spec("count:x", action), **options)
         self.shared = Shared(self.plan, self.arena)
         E = self.plan.envs_per_group
         self.envs = [
-            counting.CountingEnv("count:x", E, group * E) for group in range(self.plan.num_groups)
+            counting.CountingEnv("count:x", E, group * E, action)
+            for group in range(self.plan.num_groups)
         ]
         self.worker = RolloutWorker(self.shared, 0, self.envs)
         self.rng = np.random.default_rng(0)
@@ -42,6 +44,126 @@ def slots_per_group(request, monkeypatch):
 
     monkeypatch.setattr(Plan, "slots_per_group", property(lambda self: request.param))
     return request.param
+
+
+def test_masks_belong_to_their_observations(slots_per_group):
+    harness = Harness(counting.MASKED, rollout_length=3)
+    shared, plan = harness.shared, harness.plan
+    last = {}
+    for group in range(plan.num_groups):
+        assert harness.worker.begin(group)
+        for nth in range(40):
+            for _ in range(3):
+                act_for(shared, group, harness.rng)
+                harness.worker.step(group)
+            slot = harness.slot(group, nth)
+            mask, obs = shared.action_mask["action"][slot], shared.obs["obs"][slot]
+            for row in range(4):
+                np.testing.assert_array_equal(mask[row], counting.allowed(obs[row]))
+            assert mask[shared.ignored[slot]].all()
+            if nth:
+                np.testing.assert_array_equal(mask[0], last[group])
+            last[group] = mask[-1].copy()
+            harness.return_slot(group)
+            harness.worker.resume(group)
+
+
+def test_values_of_info_come_with_the_episodes_that_they_ended():
+    harness = Harness(rollout_length=6, log_info=("steps",))
+    assert harness.worker.begin(0)
+    for _ in range(20):
+        for _ in range(6):
+            act_for(harness.shared, 0, harness.rng)
+            harness.worker.step(0)
+        harness.return_slot(0)
+        harness.worker.resume(0)
+    records = b"".join(ByteRing(harness.shared.episodes(0)).pop_all())
+    episodes = np.frombuffer(records, episode_dtype(1))
+    assert len(episodes) > 20
+    np.testing.assert_array_equal(episodes["info"][:, 0], episodes["length"])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"reward_scale": 0.01, "reward_clip": "off"}, lambda raw: raw * np.float32(0.01)),
+        ({"reward_scale": 0.01, "reward_clip": 1.5}, lambda raw: np.clip(raw * 0.01, -1.5, 1.5)),
+        ({"reward_clip": 150.0}, lambda raw: np.clip(raw, -150, 150)),
+        ({"reward_scale": 3.0, "reward_clip": "sign"}, np.sign),
+    ],
+)
+def test_rewards_are_scaled_then_clipped_and_statistics_are_raw(options, expected):
+    harness = Harness(rollout_length=16, **options)
+    shared = harness.shared
+    assert harness.worker.begin(0)
+    for _ in range(16):
+        act_for(shared, 0, harness.rng)
+        harness.worker.step(0)
+    slot = harness.slot(0, 0)
+    raw = 100 * shared.obs["obs"][slot, :-1, :, counting.STEP] + shared.action["action"][slot]
+    raw[shared.ignored[slot, :-1]] = 0
+    np.testing.assert_allclose(shared.reward[slot], expected(raw), rtol=1e-6)
+    episodes = np.frombuffer(b"".join(ByteRing(shared.episodes(0)).pop_all()), episode_dtype(0))
+    assert (episodes["return"] > 100).all()
+
+
+@pytest.mark.parametrize("row", [0, 3, 7])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_an_observation_that_is_not_finite_is_told_before_the_slot_is_full(row, bad):
+    harness = Harness(rollout_length=8)
+    assert harness.worker.begin(0)
+    look = harness.envs[0]._observe
+
+    def observe(obs, action_mask):
+        look(obs, action_mask)
+        if made == row:
+            obs[1, counting.STEP] = bad
+
+    harness.envs[0]._observe = observe
+    with pytest.raises(
+        UnsupportedEnvironment, match=rf"observation of environment 1 holds {bad} at \[2\]"
+    ):
+        for made in range(8):  # noqa: B007
+            act_for(harness.shared, 0, harness.rng)
+            harness.worker.step(0)
+    assert harness.shared.filled.load(0) == 0
+
+
+def test_a_reward_that_is_not_finite_is_told_at_once():
+    harness = Harness(rollout_length=8)
+    assert harness.worker.begin(0)
+    harness.envs[0]._step = np.array([0, np.nan, 0])
+    act_for(harness.shared, 0, harness.rng)
+    with pytest.raises(UnsupportedEnvironment, match="environment 1 returned the reward nan"):
+        harness.worker.step(0)
+
+
+def test_rewards_whose_sum_is_too_large_are_finite_all_the_same():
+    harness = Harness(rollout_length=8)
+    assert harness.worker.begin(0)
+    harness.envs[0]._step = np.full(3, 3e36)
+    act_for(harness.shared, 0, harness.rng)
+    harness.worker.step(0)
+
+
+def test_environments_that_ask_are_told_how_far_training_is():
+    told = []
+    harness = Harness(rollout_length=4, total_steps=1000)
+    for env in harness.envs:
+        env.set_progress = lambda *progress: told.append(progress)
+    harness.worker = RolloutWorker(harness.shared, 0, harness.envs)
+    assert harness.worker.begin(0)
+    assert told == [(0, 1000)]
+    for nth in range(3):
+        harness.shared.control.store(Control.STEPS, 100 * (nth + 1))
+        for _ in range(4):
+            act_for(harness.shared, 0, harness.rng)
+            harness.worker.step(0)
+    # Once per rollout, as it begins; the third has found no slot.
+    assert told == [(0, 1000), (100, 1000), (200, 1000)]
+    harness.return_slot(0)
+    harness.worker.resume(0)
+    assert told[-1] == (300, 1000)
 
 
 @pytest.mark.parametrize("rollout_length", [1, 2, 8])
@@ -134,7 +256,7 @@ def test_episode_statistics_are_those_of_whole_episodes():
         harness.return_slot(1)
         harness.worker.resume(1)
     records = b"".join(ByteRing(shared.episodes(0)).pop_all())
-    assert np.frombuffer(records, EPISODE_DTYPE).tolist() == expected
+    assert np.frombuffer(records, episode_dtype(0)).tolist() == expected
 
 
 def test_rewards_are_clipped_to_their_sign_and_statistics_are_not():
@@ -149,7 +271,7 @@ def test_rewards_are_clipped_to_their_sign_and_statistics_are_not():
     raw = 100 * shared.obs["obs"][slot, :-1, :, counting.STEP] + shared.action["action"][slot]
     raw[shared.ignored[slot, :-1]] = 0
     np.testing.assert_array_equal(shared.reward[slot], np.sign(raw))
-    episodes = np.frombuffer(b"".join(ByteRing(shared.episodes(0)).pop_all()), EPISODE_DTYPE)
+    episodes = np.frombuffer(b"".join(ByteRing(shared.episodes(0)).pop_all()), episode_dtype(0))
     assert (episodes["return"] > 100).all()
 
 
@@ -188,7 +310,9 @@ def test_a_terminated_episode_may_end_in_what_is_not_finite():
     shared = harness.shared
 
     class Explodes:
-        """The environment, whose final observations are infinite or NaN."""
+        """The environment, whose final observations are infinite or NaN where it terminates."""
+
+        spec = counting.spec("count:x")
 
         def __init__(self, env):
             self._env = env
@@ -198,7 +322,7 @@ def test_a_terminated_episode_may_end_in_what_is_not_finite():
 
         def step(self, action, out):
             self._env.step(action, out)
-            over = out.terminated | out.truncated
+            over = out.terminated
             out.obs["obs"][over, counting.STEP] = np.where(
                 np.arange(over.sum()) % 2, np.nan, np.inf
             )
@@ -216,7 +340,8 @@ def test_a_terminated_episode_may_end_in_what_is_not_finite():
         for kind in seen:
             finals = shared.obs["obs"][slot, 1:][getattr(shared, kind)[slot]]
             seen[kind] += len(finals)
-            assert (np.isfinite(finals).all(axis=1) == (kind == "terminated")).all(), kind
+            assert np.isfinite(finals).all(), kind
+            assert ((finals[:, counting.STEP] == 0) == (kind == "terminated")).all(), kind
             assert (finals[:, counting.INDEX] < E).all(), "the rest is as it was"
         harness.return_slot(0)
         worker.resume(0)

@@ -1,0 +1,85 @@
+"""Hidden layers for observations without a geometry."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import sqrt
+from typing import TYPE_CHECKING, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastrl.models.encoders.layers import compute_dtype, orthogonal
+
+if TYPE_CHECKING:
+    from fastrl.models.encoders.layers import OneHot
+    from fastrl.models.normalizer import ObservationNormalizer
+
+
+def fast_tanh(twice_x: Tensor) -> Tensor:
+    """tanh(x) of a tensor that holds 2x and is overwritten: 2·sigmoid(2x) - 1.
+
+    Within 2e-7 of tanh. On CPU the vectorised sigmoid is 6 times as fast as the vectorised tanh,
+    which would otherwise be most of what a small network costs.
+    """
+    return torch.rsub(twice_x.sigmoid_(), -1.0, alpha=-2.0)
+
+
+class MLPEncoder(nn.Module):
+    """Hidden layers with one activation; integers are one-hot encoded inside."""
+
+    def __init__(
+        self,
+        size_in: int,
+        hidden: tuple[int, ...] = (64, 64),
+        activation: str = "tanh",
+        one_hot: OneHot | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        """Build for rows of `size_in` numbers, times `scale`, or for what `one_hot` makes of rows.
+
+        Raises:
+            ValueError: where the activation is not "tanh", "relu" or "elu".
+        """
+        super().__init__()
+        if activation not in ("tanh", "relu", "elu"):
+            raise ValueError(f"activation is {activation!r}, expected 'tanh', 'relu' or 'elu'")
+        self.activation = activation
+        self.size_in = size_in
+        self.size_out = hidden[-1]
+        self.scale = scale
+        self.one_hot = one_hot
+        self.layers = nn.ModuleList()
+        for fan_in, fan_out in pairwise((size_in, *hidden)):
+            layer = nn.Linear(fan_in, fan_out)
+            orthogonal(layer, sqrt(2.0))
+            self.layers.append(layer)
+
+    def forward(self, obs: Tensor, normalizer: ObservationNormalizer | None = None) -> Tensor:
+        """Rows [N, *shape] of numbers, or of integers to encode → features [N, hidden[-1]].
+
+        A normaliser takes the place of the constant scale.
+        """
+        layers = cast("list[nn.Linear]", list(self.layers))
+        dtype = compute_dtype(layers[0].weight)
+        # Folded into the product, where it costs nothing.
+        scale = self.scale
+        x: Tensor
+        if self.one_hot is not None:
+            x = self.one_hot(obs).to(dtype)
+        elif normalizer is None:
+            x = obs.to(dtype)
+        else:
+            x = normalizer(obs.to(dtype, copy=True))
+            scale = 1.0
+        x = x.flatten(1) if x.ndim > 1 else x[:, None]
+        for layer in layers:
+            weight = layer.weight.t()
+            if self.activation == "tanh":
+                x = fast_tanh(torch.addmm(layer.bias, x, weight, beta=2, alpha=2 * scale))
+            else:
+                x = torch.addmm(layer.bias, x, weight, alpha=scale)
+                x = F.relu_(x) if self.activation == "relu" else F.elu_(x)
+            scale = 1.0
+        return x
