@@ -16,8 +16,9 @@ from typing import Annotated, Any
 import tyro
 
 from fastrl.config import SECTIONS, TrainConfig, field_names
+from fastrl.envs.options import EnvOptions, check_ranges
 from fastrl.errors import ConfigError
-from fastrl.monitor.console import discard_stdout
+from fastrl.monitor.console import discard_stdout, table
 from fastrl.option_docs import option_docs
 
 
@@ -122,3 +123,91 @@ def eval_main(arguments: Sequence[str] | None = None) -> int:
         discard_stdout()
         return 1
     return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckOptions:
+    """Check that an environment keeps Gymnasium's rules and the engine's."""
+
+    env: tyro.conf.Positional[str]
+    """The environment, as for fastrl-train --env."""
+    rows: int = 2000
+    """Random steps to play in each of three environments, four times."""
+    seed: int = 0
+    """Of the environments and the actions."""
+
+
+def check_main(arguments: Sequence[str] | None = None) -> int:
+    """`fastrl-check`: 0 without faults, 1 with some, 2 where it cannot be used at all."""
+    described = _described(EnvOptions)
+    environment = ("environment", described, dataclasses.field(default=described()))
+    groups = dataclasses.make_dataclass("Check", [("what", CheckOptions), environment], frozen=True)
+    try:
+        parsed: Any = tyro.cli(
+            groups,
+            prog="fastrl-check",
+            description=CheckOptions.__doc__,
+            args=arguments,
+            config=(tyro.conf.OmitArgPrefixes,),
+        )
+        from fastrl.envs.check import check, describe_spec
+
+        names = [field.name for field in dataclasses.fields(EnvOptions)]
+        options = EnvOptions(**{name: getattr(parsed.environment, name) for name in names})
+        check_ranges(options)
+        if parsed.what.rows < 1:
+            raise ConfigError(f"--rows is {parsed.what.rows}; it must be at least 1.")
+        report = check(parsed.what.env, options, parsed.what.rows, parsed.what.seed)
+        print(table(describe_spec(report.spec)))
+        if report.seconds_per_step is not None:
+            print(
+                f"played {report.steps:,} steps, {report.episodes:,} episodes ended; a step takes "
+                f"{report.seconds_per_step * 1e6:,.1f} µs"
+            )
+        for kind, text in report.findings:
+            print(f"{kind}: {text}")
+        count = len(report.faults)
+        print("no fault found" if not count else f"{count} fault{'s' if count > 1 else ''} found")
+        return 1 if count else 0
+    except ConfigError as error:
+        print(f"fastrl-check: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        discard_stdout()
+        return 1
+
+
+@dataclasses.dataclass(frozen=True)
+class SanityOptions:
+    """Train on small environments that each fail for one reason, and say which passed."""
+
+    seeds: tuple[int, ...] = (1,)
+    """Every environment is trained once per seed."""
+    only: tuple[str, ...] = ()
+    """Names of the environments to take; all by default."""
+    json: Path | None = None
+    """Write the results there as well."""
+
+
+def bench_main(arguments: Sequence[str] | None = None) -> int:
+    """`fastrl-bench`."""
+    try:
+        options = tyro.extras.subcommand_cli_from_dict(
+            {"sanity": SanityOptions},
+            prog="fastrl-bench",
+            description="Measure, and check, what this installation does on this machine.",
+            args=arguments,
+        )
+        from fastrl.bench.sanity import run
+
+        return run(options.seeds, options.only, options.json)
+    except ConfigError as error:
+        print(f"fastrl-bench: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        discard_stdout()
+        return 1

@@ -17,8 +17,8 @@ class EnvOptions:
     """How an environment is set up; Atari's defaults are those of the published PPO results."""
 
     noop_max: int = 30
-    """Atari: an episode starts after a number of no-op frames drawn uniformly from 1 to this (the
-    press of FIRE counts as one); also after a lost life with --episodic-life."""
+    """Atari: an episode starts after a number of no-op frames drawn uniformly up to this (the
+    press of FIRE counts as one); with atari: also after a lost life with --episodic-life."""
     fire_reset: bool = True
     """Atari: press FIRE at the start of an episode and after a lost life, in games that have the
     button."""
@@ -38,7 +38,7 @@ class EnvOptions:
     says, 27,000 for Atari."""
     action_repeat: int = 1
     """Steps of the environment that one action is taken for, unless the episode ends; rewards add
-    up."""
+    up. Not for vectors that Gymnasium or ale: steps as a whole (ale: has --frame-skip)."""
     frame_stack: int | None = None
     """Number of last observations that make one, oldest first; unset: 4 for Atari, else 1. Images
     are joined along their channels."""

@@ -239,4 +239,5 @@ def _suggest(name: str, family: str = "") -> str:
 
 def _bare(name: str) -> str:
     """The name without version, case and the prefixes and suffixes that other libraries give it."""
-    return re.sub(r"^(ale/|.*:)|(noframeskip|deterministic)?(-v\d+)?$", "", name.lower())
+    name = name.lower().replace("_", "")
+    return re.sub(r"^(ale/|.*:)|(noframeskip|deterministic)?(-v\d+)?$", "", name)

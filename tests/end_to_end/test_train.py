@@ -326,11 +326,11 @@ def test_environments_that_all_end_together_lose_no_episode(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_environment_that_gives_nan_ends_the_run_and_says_so(tmp_path):
+def test_a_family_of_ones_own_that_gives_nan_ends_the_run_and_says_so(tmp_path):
     text = SCRIPT.replace("ENV", "fine").replace('"torch" in sys.modules', "np.nan")
     script = Command.script(text, tmp_path)
     assert script.finish() == 1, script.output
-    assert "The network's parameters are not finite" in script.output
+    assert "returned the reward nan, but a reward is a finite number." in script.output
     assert not list(tmp_path.glob("run/checkpoints/*")), "nothing good was overwritten"
     assert script.wait_until_alone(2.0) == {}
 
@@ -372,7 +372,7 @@ def spec(env_id):
 class Env:
     def __init__(self, env_id, num_envs):
         self.spec, self.num_envs, self.count = spec(env_id), num_envs, 0
-    def reset(self, obs, stagger_steps=None, rngs=None):
+    def reset(self, obs, stagger_steps=None, rngs=None, action_mask=None):
         return np.zeros(self.num_envs), np.zeros(self.num_envs, int)
     def step(self, action, out):
         self.count += 1

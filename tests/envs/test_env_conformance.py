@@ -153,6 +153,7 @@ def test_the_spec_is_that_of_a_group_and_travels(case, used):
     spec = describe(*CASES[case])
     assert spec == used(case).spec
     assert pickle.loads(pickle.dumps(spec)) == spec
+    assert spec.one_generator == (case in VECTORS)
 
 
 @each(*CASES)
@@ -296,6 +297,8 @@ def test_a_second_reset_starts_new_episodes_even_in_the_middle(case, used):
     moved = out.terminated | (out.reward != 0)
     for key, array in out.obs.items():
         moved |= (array != before[key]).reshape(4, -1).any(1)
+    if case.startswith("py:") or "CartPole" in case:  # they pay for every step
+        assert (out.reward != 0).all()
     limit = CASES[case][1].max_episode_steps
     if limit is None:
         assert moved.all()

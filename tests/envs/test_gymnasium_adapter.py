@@ -45,10 +45,11 @@ def test_what_cannot_be_used_is_told(env_id, words):
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
 def test_every_id_that_gymnasium_lists_is_described_or_refused_in_a_sentence():
     described = 0
     for name in registry._load("gym").names("gym"):
+        if not str(gymnasium.registry[name].entry_point).startswith("gymnasium."):
+            continue  # another test's
         try:
             spec = describe(f"gym:{name}", EnvOptions())
         except ConfigError as error:

@@ -229,6 +229,7 @@ def test_observations_that_are_not_the_spaces_are_refused(toy, space, given, wor
 
     with pytest.raises(UnsupportedEnvironment, match=r"py:toy cannot be used: .*" + words):
         group = toy(Wrong)
+        assert wrong_from == 1, "it could have been refused as it was made"
         group.reset()
         group.step([0] * 4)
 

@@ -236,12 +236,23 @@ def test_the_very_first_episode_begins_after_it_is_told(toy, factory):
     assert (group.obs[:, 2] == 0.25).all()
 
 
-def test_told_or_not_a_run_is_that_of_its_seed(toy):
-    class Told(Ledger):
-        def set_training_progress(self, steps, total_steps):
-            self.row[0] = 0  # its count of episodes
+class Told(Ledger):
+    def set_training_progress(self, steps, total_steps):
+        self.row[0] = 0  # its count of episodes
 
-    told, plain = toy(Told), toy(Ledger)
+
+class ToldTogether(gymnasium.vector.SyncVectorEnv):
+    def __init__(self, num_envs):
+        super().__init__([Told] * num_envs)
+
+    def set_training_progress(self, steps, total_steps):
+        for env in self.envs:
+            env.set_training_progress(steps, total_steps)
+
+
+@pytest.mark.parametrize("factory", [Told, ToldTogether])
+def test_told_or_not_a_run_is_that_of_its_seed(toy, factory):
+    told, plain = toy(factory), toy(factory)
     told.env.set_progress(1, 2)
     assert_same(told.play(30), plain.play(30))
 
