@@ -225,6 +225,8 @@ class Masks:
         except (KeyError, IndexError, TypeError):
             raise self._wrong(f"there is no {name}, which holds the mask of its actions") from None
         try:
+            if isinstance(value, np.ndarray) and value.dtype.kind == "O":
+                value = _stacked_tuples(value, leaf.mask_size)
             parts = [np.asarray(part) for part in (value if isinstance(value, tuple) else (value,))]
         except ValueError:  # a ragged list
             raise self._wrong(f"{name}, the mask of its actions, is not one array") from None
@@ -254,6 +256,17 @@ class Masks:
         return UnsupportedEnvironment(
             f"{self._env_id} cannot be used: {what} (--action-mask names another key, or off)."
         )
+
+
+def _stacked_tuples(values: np.ndarray, size: int) -> np.ndarray:
+    """The masks [E, size] in an array of E objects: a tuple of arrays each, as Gymnasium's vectors
+    gather them out of info, or None for an environment that has none (its episode is over)."""
+    return np.stack(
+        [
+            np.ones(size) if one is None else np.concatenate([np.ravel(part) for part in one])
+            for one in values
+        ]
+    )
 
 
 def given_in(info: Any, spec: EnvSpec, options: EnvOptions) -> bool:

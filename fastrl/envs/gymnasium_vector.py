@@ -26,7 +26,15 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from fastrl.envs.conversion import Actions, Masks, Observations, Rows, given_in, info_numbers
+from fastrl.envs.conversion import (
+    Actions,
+    Masks,
+    Observations,
+    Rows,
+    given_in,
+    info_numbers,
+    scratch_rows,
+)
 from fastrl.envs.gymnasium_checks import constructing, explain, first_observation, refusing, told
 from fastrl.envs.options import EnvOptions, check_options, keyword_arguments
 from fastrl.envs.seeding import env_seed
@@ -157,6 +165,7 @@ class GymnasiumVector:
                 if spec.masks
                 else None
             )
+            self._write_first(*self._first, *scratch_rows(spec, num_envs))
             self._close = opened.pop_all()
         self._done = np.zeros(num_envs, dtype=bool)  # of the last row: the next step only resets
         self._teller = progress_teller(vector)
@@ -172,11 +181,19 @@ class GymnasiumVector:
         """See `VectorEnv.reset`; no random steps are played (module docstring)."""
         self._running()
         (observation, info), self._first = self._first or self._reset(), None
-        self._observations.write(observation, obs, slice(None))
-        if self._masks is not None:
-            self._masks.write(observation, info, action_mask or {}, slice(None))
+        self._write_first(observation, info, obs, action_mask or {})
         self._done = np.zeros(self.num_envs, dtype=bool)
         return np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=np.int64)
+
+    def _write_first(self, observation: Any, info: Any, obs: Rows, masks: Rows) -> None:
+        """Write what a reset returned."""
+        try:
+            self._observations.write(observation, obs, slice(None))
+            if self._masks is not None:
+                self._masks.write(observation, info, masks, slice(None))
+        except Exception as error:
+            self._name(error, "reset()")
+            raise
 
     def _tell(self, steps: int, total_steps: int) -> None:
         assert self._teller is not None
@@ -227,6 +244,10 @@ class GymnasiumVector:
 
     def _write_masks(self, observation: Any, info: Any, rows: Rows) -> None:
         if self._masks is None:
+            return
+        if self._done.all():
+            # Then nobody need have given one.
+            self._masks.allow_all(rows, slice(None))
             return
         done = np.flatnonzero(self._done)
         self._masks.write(observation, info, rows, slice(None), done)

@@ -7,7 +7,7 @@ from group import Group
 from gymnasium.vector import AutoresetMode
 from toys import Ledger, Toy, ledgers, spaces
 
-from fastrl.envs import EnvOptions, describe, make
+from fastrl.envs import EnvOptions, describe, make, register_env
 from fastrl.envs.seeding import env_rng, env_seed
 from fastrl.errors import ConfigError, UnsupportedEnvironment
 
@@ -288,3 +288,38 @@ def test_a_wrapper_is_closed_and_closes_what_is_inside(toy, folder):
     import around
 
     assert (len(around.closed), made[0].closes) == (1, 1)
+
+
+class Pairs(gymnasium.Env):
+    """Two choices, whose masks are a tuple of arrays in info: gymnasium's vectors keep the tuples.
+    None comes with a final observation."""
+
+    observation_space = gymnasium.spaces.Discrete(9)
+    action_space = gymnasium.spaces.MultiDiscrete([2, 3])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return 0, self.draw()
+
+    def draw(self):
+        self.allowed = self.np_random.integers(2), self.np_random.integers(3)
+        return {
+            "action_mask": tuple(
+                np.arange(n) == k for n, k in zip((2, 3), self.allowed, strict=True)
+            )
+        }
+
+    def step(self, action):
+        assert tuple(action) == self.allowed
+        self.count += 1
+        over = self.count == 5
+        return self.count, 1.0, over, False, {} if over else self.draw()
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_masks_may_be_tuples_in_info(num_envs):
+    register_env("pairs", lambda num_envs: gymnasium.vector.SyncVectorEnv([Pairs] * num_envs))
+    group = Group("py:pairs", num_envs=num_envs)
+    rows = group.play(20)
+    assert rows.reward.sum() == 17 * num_envs
