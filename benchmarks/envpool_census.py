@@ -21,6 +21,7 @@ import json
 import math
 import os
 import platform
+import re
 import select
 import shutil
 import signal
@@ -66,6 +67,8 @@ class Options:
     """Seconds that a child may take."""
     json: Path | None = None
     """File for all outcomes."""
+    earlier: Path | None = None
+    """JSON of an earlier run: its outcomes are taken over, but for those that failed."""
     write: Path | None = None
     """Markdown file whose part between this program's marks is replaced by the tables."""
 
@@ -265,6 +268,8 @@ def by_sentence(outcomes: Sequence[Outcome], kind: str) -> list[str]:
         if outcome.kind == kind:
             sentence = outcome.text.replace(outcome.env_id, "ID")
             sentence = sentence.replace(outcome.env_id.partition(":")[2], "NAME")
+            # Where packages lie is each machine's own affair.
+            sentence = re.sub(r"\S*/site-packages/", "", sentence)
             examples.setdefault(sentence, []).append(outcome.env_id)
     ordered = sorted(examples.items(), key=lambda item: -len(item[1]))
     return [f"{len(ids):>5,}  {sentence} (as {ids[0]})" for sentence, ids in ordered]
@@ -286,12 +291,12 @@ def report(options: Options, outcomes: Sequence[Outcome], seconds: float) -> dic
     }
 
 
-def in_markdown(options: Options, outcomes: Sequence[Outcome], seconds: float) -> list[str]:
+def in_markdown(options: Options, outcomes: Sequence[Outcome]) -> list[str]:
     """The tables as lines of Markdown."""
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
     lines = [
         f"{len(outcomes):,} ids on {cpu_model()}, {options.jobs} at a time, with {versions}:",
-        f"{seconds / 60:.0f} minutes.",
+        f"{sum(outcome.seconds for outcome in outcomes) / 60:.0f} minutes of processes.",
         "",
         "```",
         *by_module(outcomes),
@@ -314,6 +319,12 @@ def main(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
+    total = len(modules)
+    outcomes: list[Outcome] = []
+    if options.earlier is not None:
+        told = json.loads(options.earlier.read_text())["outcomes"]
+        outcomes = [o for row in told if (o := Outcome(**row)).kind != "failed"]
+        outcomes = [o for o in outcomes if modules.pop(o.env_id, None) is not None]
     # Once, for all children: the optimisers import torch._dynamo, 5 s of a core.
     import torch
     import torch._dynamo
@@ -322,10 +333,9 @@ def main(arguments: Sequence[str]) -> int:
 
     torch.set_num_threads(1)
     began = time.monotonic()
-    outcomes: list[Outcome] = []
     for outcome in take(modules, train_for(options.steps), options.jobs, options.limit):
         outcomes.append(outcome)
-        place = f"{len(outcomes):>5,}/{len(modules):,}"
+        place = f"{len(outcomes):>5,}/{total:,}"
         print(f"{place}  {outcome.kind:<7}  {outcome.seconds:5.1f} s  {outcome.env_id}", flush=True)
     seconds = time.monotonic() - began
     print()
@@ -338,7 +348,7 @@ def main(arguments: Sequence[str]) -> int:
         text = json.dumps(report(options, outcomes, seconds), indent=2, ensure_ascii=False)
         options.json.write_text(text + "\n")
     if options.write is not None:
-        replace_part(options.write, "envpool_census.py", in_markdown(options, outcomes, seconds))
+        replace_part(options.write, "envpool_census.py", in_markdown(options, outcomes))
     return 1 if any(outcome.kind == "failed" for outcome in outcomes) else 0
 
 

@@ -23,8 +23,9 @@ from fastrl.errors import UnsupportedEnvironment
 _KEPT_INTEGERS = ("uint8", "int8", "uint16", "int16", "int32")
 MOST_CATEGORIES = 65_536
 """Of one discrete leaf: they are one-hot encoded."""
-UNBOUNDED = 1e30
-"""Bounds further out than this are none: some environments give the largest float there is."""
+UNBOUNDED = 1e6
+"""Bounds of an action this far out are none: simulators write 1e10, or the largest float there is,
+for "no limit", and an action stretched to that would be nothing else."""
 
 
 def leaf_name(path: Path, alone: str) -> str:
@@ -194,8 +195,9 @@ def _action_leaf(
         starts = tuple(int(lo) for lo in low)
         return _multi_discrete(env_id, path, space, nvec, starts, taken, kept)
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        bounds = (np.ravel(bound).astype(np.float64) for bound in (space.low, space.high))
-        low, high = (np.where(abs(b) < UNBOUNDED, b, np.copysign(np.inf, b)) for b in bounds)
+        low, high = (np.ravel(bound).astype(np.float64) for bound in (space.low, space.high))
+        low = np.where(low > -UNBOUNDED, low, -np.inf)
+        high = np.where(high < UNBOUNDED, high, np.inf)
         return ActionSpec(
             "continuous",
             shape,
