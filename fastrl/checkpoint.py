@@ -156,7 +156,9 @@ def load_newest(run_dir: Path, env_id: str, accept: Callable[[dict[str, Any]], N
         except KeyError as error:
             failures.append(f"{path} has no {error}.")
         except (TypeError, ValueError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
+            reason = " ".join(str(error).split()).rstrip(".")
+            if len(reason) > 200:  # torch lists every parameter
+                reason = reason[:200] + " ..."
             failures.append(f"{path} does not fit the network of {env_id}: {reason}.")
         else:
             return Loaded(path, state, [f"{text} {path} is used instead." for text in failures])

@@ -19,6 +19,7 @@ from fastrl import checkpoint
 from fastrl.config import INT32_MAX, TrainConfig
 from fastrl.config_file import load_config
 from fastrl.envs import EnvSpec, StepOut, VectorEnv, describe, evaluation_options, make
+from fastrl.envs.finite import all_finite, refuse_observation, refuse_reward
 from fastrl.envs.options import EnvOptions
 from fastrl.errors import ConfigError
 from fastrl.models.acting import ActingPolicy
@@ -145,6 +146,12 @@ def _play(
             {k: torch.from_numpy(v) for k, v in masks.items()},
         )
         env.step({key: action.numpy() for key, action in actions.items()}, out)
+        if not all_finite(out.reward):
+            refuse_reward(spec, out.reward, index, step)
+        for key, rows in obs.items():
+            # What is after `terminated` is never acted on.
+            if rows.dtype == np.float32 and not all_finite(rows[~out.terminated]):
+                refuse_observation(spec, key, rows[None], index, step + 1)
         returns += out.reward
         lengths += ~ignored
         for i in np.flatnonzero(out.episode_over).tolist():

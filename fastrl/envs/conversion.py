@@ -19,7 +19,7 @@ from gymnasium import spaces
 from fastrl.envs.options import EnvOptions
 from fastrl.envs.spaces import channels_last, leaf_text, leaf_value, maskable
 from fastrl.envs.spec import ActionSpec, EnvSpec, ObservationSpec, map_action
-from fastrl.errors import UnsupportedEnvironment
+from fastrl.errors import ConfigError, UnsupportedEnvironment
 
 Rows = Mapping[str, np.ndarray]
 """Arrays `[E, ...]` by leaf."""
@@ -42,6 +42,8 @@ class ObservationLeaf:
         if spec.kind == "image" and channels_last(space.shape):
             n = len(batch)
             self._axes = (*range(n), n + 2, n, n + 1)
+        # Types that are wider than the stored one are looked at: the copy would wrap around.
+        self._stored = np.dtype(spec.dtype)
         self._limits: tuple[Any, Any] | None = None
         if spec.kind in ("discrete", "multi_discrete"):
             starts: Any = spec.start[0]
@@ -75,7 +77,11 @@ class ObservationLeaf:
             low, high = self._limits
             if not ((array >= low) & (array < high)).all():
                 raise self._wrong(f"is {_short(array)}, which is not in its space")
-            return np.asarray(array - low)
+            return np.asarray(array.astype(np.int64) - low)
+        if array.dtype != self._stored and self._stored.kind in "iu" and array.size:
+            info = np.iinfo(self._stored)
+            if array.min() < info.min or array.max() > info.max:
+                raise self._wrong(f"holds {array.min()} to {array.max()}, more than {info.dtype}")
         return array if self._axes is None else array.transpose(self._axes)
 
     def _wrong(self, what: str) -> UnsupportedEnvironment:
@@ -228,6 +234,12 @@ class Masks:
             if isinstance(value, np.ndarray) and value.dtype.kind == "O":
                 value = _stacked_tuples(value, leaf.mask_size)
             parts = [np.asarray(part) for part in (value if isinstance(value, tuple) else (value,))]
+            sizes = [part.shape[-1] for part in parts if part.ndim]
+            if isinstance(value, tuple) and tuple(sizes) != (leaf.nvec or (leaf.n,)):
+                raise self._wrong(
+                    f"{name}, the mask of its actions, has parts of {sizes} entries where there "
+                    f"are {list(leaf.nvec or (leaf.n,))} choices"
+                )
         except ValueError:  # a ragged list
             raise self._wrong(f"{name}, the mask of its actions, is not one array") from None
         if any(part.shape[: len(self._batch)] != self._batch for part in parts):
@@ -276,6 +288,17 @@ def given_in(info: Any, spec: EnvSpec, options: EnvOptions) -> bool:
     return isinstance(info, Mapping) and options.action_mask in info
 
 
+def refuse_repeated_masks(spec: EnvSpec, options: EnvOptions) -> None:
+    """Raise ConfigError for masks with `action_repeat`: a repeated action may have become
+    forbidden."""
+    if spec.masks and options.action_repeat > 1:
+        raise ConfigError(
+            f"{spec.env_id} has action masks, which --action-repeat {options.action_repeat} would "
+            "break where an action is forbidden the second time: leave it out, or turn the masks "
+            "off (--action-mask off)."
+        )
+
+
 def scratch_rows(
     spec: EnvSpec, num_envs: int
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -293,6 +316,8 @@ def info_numbers(info: Any, keys: Sequence[str]) -> list[float]:
 
 def _number(info: Any, key: str) -> float:
     value = info
+    if not isinstance(info, Mapping):
+        return math.nan
     if key in info:
         value = info[key]
     else:

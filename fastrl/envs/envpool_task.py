@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from fastrl.envs.conversion import refuse_repeated_masks
 from fastrl.envs.envpool_exchange import path_of
 from fastrl.envs.options import EnvOptions, check_options, keyword_arguments
 from fastrl.envs.quiet import quiet_gymnasium
@@ -178,6 +179,7 @@ def understand(env_id: str, options: EnvOptions) -> Task:
     elif mask_key := _mask_in_info(states, spec, options):
         mask_keys = (mask_key,)
         spec = dataclasses.replace(spec, action=with_masks(spec.action))
+    refuse_repeated_masks(spec, options)
     frame_skip = int(getattr(config, "frame_skip", 1)) * options.action_repeat
     leaves = {
         leaf: (keys[found.path], _shape_at(obs_space, found.path))

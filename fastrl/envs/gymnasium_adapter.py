@@ -25,6 +25,11 @@ from fastrl.envs.vector_env import VectorEnv
 from fastrl.envs.wrapping import wrapped
 from fastrl.errors import ConfigError
 
+OWNED = {
+    "id": "--env",
+    "max_episode_steps": "--max-episode-steps",
+    "disable_env_checker": "the engine",
+}
 _OPTIONS = ("max_episode_steps", "action_repeat", "vector_entry_point", "wrap")
 
 
@@ -58,7 +63,7 @@ def make(
             f"{env_id} is registered with a vector entry point only: set --vector-entry-point."
         )
 
-    arguments = keyword_arguments(options)
+    arguments = keyword_arguments(options, OWNED)
 
     def construct() -> gymnasium.Env[Any, Any]:
         # Its checker looks at the first step alone, and complains of things that do no harm.

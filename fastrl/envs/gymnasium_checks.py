@@ -74,6 +74,12 @@ def explain(env_id: str, error: Exception) -> None:
             f"{env_id} cannot be used: its step() does not return {_FIVE_VALUES}; one that returns "
             "`done` is written for the old gym: let it return terminated and truncated instead."
         ) from error
+    unpacked = "cannot unpack non-iterable" in text or "values to unpack" in text
+    if isinstance(error, TypeError | ValueError) and unpacked and _raised_by_a_caller(error):
+        raise UnsupportedEnvironment(
+            f"{env_id} cannot be used: its step() does not return {_FIVE_VALUES}, but what cannot "
+            f"be taken apart into them ({text})."
+        ) from error
     if isinstance(error, TypeError) and re.search(
         r"reset\(\) got an unexpected keyword argument '(seed|options)'", text
     ):

@@ -76,7 +76,13 @@ def vector_keywords(
         ConfigError: an option that the constructor does not take.
     """
     used = [*used, "wrap"]
-    keywords = keyword_arguments(options)
+    owned = {
+        "num_envs": "the engine (see --envs-per-worker)",
+        "autoreset_mode": "the engine",
+        "vectorization_mode": "the engine",
+        "max_episode_steps": "--max-episode-steps",
+    }
+    keywords = keyword_arguments(options, owned)
     if takes(entry_point, "max_episode_steps"):
         used.append("max_episode_steps")
         if options.max_episode_steps is not None:
@@ -152,8 +158,9 @@ class GymnasiumVector:
             in_observation = bool(spec.masks)
             # The first reset, kept: only info itself says whether it has a mask, and what cannot
             # begin is told before anything else starts.
-            self._first: tuple[Any, Any] | None = refusing(self._reset)
-            if not in_observation and given_in(self._first[1], spec, options):
+            self._teller = progress_teller(vector)
+            observation, info = refusing(lambda: self._first_reset(construct))
+            if not in_observation and given_in(info, spec, options):
                 spec = replace(spec, action=with_masks(spec.action))
             self.spec = spec
             self._observations = Observations(
@@ -165,11 +172,13 @@ class GymnasiumVector:
                 if spec.masks
                 else None
             )
-            self._write_first(*self._first, *scratch_rows(spec, num_envs))
+            # Copied now: another group's environments may write to the same arrays.
+            first = scratch_rows(spec, num_envs)
+            self._write_first(observation, info, *first)
+            self._first = None if self._teller else first
             self._close = opened.pop_all()
         self._done = np.zeros(num_envs, dtype=bool)  # of the last row: the next step only resets
-        self._teller = progress_teller(vector)
-        self.set_progress = None if self._teller is None else self._tell
+        self.set_progress = self._teller
 
     def reset(
         self,
@@ -180,8 +189,14 @@ class GymnasiumVector:
     ) -> tuple[np.ndarray, np.ndarray]:
         """See `VectorEnv.reset`; no random steps are played (module docstring)."""
         self._running()
-        (observation, info), self._first = self._first or self._reset(), None
-        self._write_first(observation, info, obs, action_mask or {})
+        masks = {} if action_mask is None else action_mask
+        if self._first is not None:
+            for rows, kept in zip((obs, masks), self._first, strict=True):
+                for key, array in kept.items():
+                    rows[key][...] = array
+            self._first = None
+        else:
+            self._write_first(*self._reset(), obs, masks)
         self._done = np.zeros(self.num_envs, dtype=bool)
         return np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=np.int64)
 
@@ -195,12 +210,21 @@ class GymnasiumVector:
             self._name(error, "reset()")
             raise
 
-    def _tell(self, steps: int, total_steps: int) -> None:
-        assert self._teller is not None
-        if self._first is not None:
-            # They may begin otherwise now.
-            self._first, self._seed = None, self._first_seed
-        self._teller(steps, total_steps)
+    def _first_reset(self, construct: Callable[[], Any]) -> tuple[Any, Any]:
+        """What the environments begin with; of some that want to be told the progress first, which
+        is not known yet, that of strangers: their own reset must be their first."""
+        if self._teller is None:
+            return self._reset()
+        own, strangers = self._vector, construct()
+        try:
+            told_progress = progress_teller(strangers)
+            if told_progress is not None:
+                told_progress(0, 1)
+            self._vector = strangers
+            return self._reset()
+        finally:
+            self._vector, self._seed = own, self._first_seed
+            strangers.close()
 
     def _reset(self) -> tuple[Any, Any]:
         """Observation and info of a reset, the first time with the seed."""
@@ -254,9 +278,12 @@ class GymnasiumVector:
 
     def _name(self, error: Exception, where: str) -> None:
         """Add a note to `error` that says where it was, or raise a sentence in its place."""
-        explain(self._env_id, error)
+        try:
+            explain(self._env_id, error)
+        except UnsupportedEnvironment as explained:
+            error = explained
         if isinstance(error, UnsupportedEnvironment):
-            raise UnsupportedEnvironment(f"{error} (It was {where}.)") from error
+            raise UnsupportedEnvironment(f"{error} (It was in {where}.)") from error
         error.add_note(f"{self._env_id} raised {told(error)} in {where}.")
 
     def close(self) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 from fastrl.errors import ConfigError
@@ -104,9 +105,26 @@ def check_ranges(options: EnvOptions) -> None:
         raise ConfigError("--action-mask is empty; it must be a key, or off.")
 
 
-def keyword_arguments(options: EnvOptions) -> dict[str, Any]:
-    """`env_args` as keyword arguments; raises ConfigError for one that is not key=value."""
-    return dict(_env_arg(text) for text in options.env_args)
+def keyword_arguments(
+    options: EnvOptions, owned: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
+    """`env_args` as keyword arguments.
+
+    Args:
+        options: as the user set them.
+        owned: names that the engine gives itself, and what decides each.
+
+    Raises:
+        ConfigError: one is not key=value, or has such a name.
+    """
+    arguments = dict(_env_arg(text) for text in options.env_args)
+    for name in arguments.keys() & owned.keys():
+        raise ConfigError(f"--env-args cannot give {name}, which {owned[name]} decides.")
+    return arguments
+
+
+# Nobody who writes these means a text.
+_PYTHON = {"True": True, "False": False, "None": None}
 
 
 def _env_arg(text: str) -> tuple[str, Any]:
@@ -115,6 +133,8 @@ def _env_arg(text: str) -> tuple[str, Any]:
         raise ConfigError(
             f"--env-args has {text!r}; it must be key=value, with a key that is a Python name."
         )
+    if value in _PYTHON:
+        return key, _PYTHON[value]
     try:
         read = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:

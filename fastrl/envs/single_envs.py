@@ -28,6 +28,7 @@ from fastrl.envs.conversion import (
     Rows,
     given_in,
     info_numbers,
+    refuse_repeated_masks,
     scratch_rows,
 )
 from fastrl.envs.gymnasium_checks import constructing, explain, first_observation, refusing, told
@@ -111,20 +112,24 @@ class SingleEnvs:
                 self._envs[0].action_space,
             )
             in_observation = bool(spec.masks)
+            tellers = [progress_teller(env) for env in self._envs]
             # Environment 0's first reset: only info itself says whether it has a mask, and one that
             # cannot begin is told before anything else starts.
-            self._first: tuple[Any, Any] | None = refusing(lambda: self._reset(0))
-            if not in_observation and given_in(self._first[1], spec, options):
+            observation, info = refusing(lambda: self._first_reset(construct, tellers[0]))
+            if not in_observation and given_in(info, spec, options):
                 spec = dataclasses.replace(spec, action=with_masks(spec.action))
+            refuse_repeated_masks(spec, options)
             self.spec = spec
             self._observations = Observations(env_id, observation_space, spec.observation)
             self._actions = Actions(spec, action_space)
             self._masks = Masks(spec, options.action_mask, in_observation) if spec.masks else None
-            self._write_first(0, *self._first, *scratch_rows(spec, num_envs))
+            # Copied now: another group's environment may write to the same arrays.
+            first = scratch_rows(spec, num_envs)
+            self._write_first(0, observation, info, *first)
+            self._first = None if tellers[0] else first
             self._close = opened.pop_all()
         self._steps = [env.step for env in self._envs]
         self._done = [False] * num_envs  # of the last row: the next step only resets
-        tellers = [progress_teller(env) for env in self._envs]
         self._tellers = [teller for teller in tellers if teller is not None]
         self.set_progress = self._tell if self._tellers else None
 
@@ -180,9 +185,6 @@ class SingleEnvs:
         self._close.close()
 
     def _tell(self, steps: int, total_steps: int) -> None:
-        if self._first is not None:
-            # It may begin otherwise now.
-            self._first, self._seeded[0] = None, False
         for teller in self._tellers:
             teller(steps, total_steps)
 
@@ -208,11 +210,14 @@ class SingleEnvs:
             try:
                 observation, reward, ends, cut, info = steps[i](action)
                 total = self._number(reward)
+                if ends.__class__ is not bool or cut.__class__ is not bool:
+                    ends, cut = self._flag("terminated", ends), self._flag("truncated", cut)
                 for _ in range(1, self._repeat):
                     if ends or cut:
                         break
                     observation, reward, ends, cut, info = steps[i](action)
                     total += self._number(reward)
+                    ends, cut = self._flag("terminated", ends), self._flag("truncated", cut)
                 rewards.append(total)
                 write(observation, obs, i)
                 if ends:
@@ -237,24 +242,53 @@ class SingleEnvs:
         """The reward as a float; UnsupportedEnvironment where it is no single number."""
         if type(reward) is float:
             return reward
-        try:
-            if np.ndim(reward) == 0:
-                return float(reward)
-        except (TypeError, ValueError):
-            pass
+        with suppress(TypeError, ValueError):
+            array = np.asarray(reward)
+            if array.ndim == 0 and array.dtype.kind in "fiub":
+                return float(array)
         raise UnsupportedEnvironment(
             f"{self._env_id} cannot be used: its step() returned the reward {reward!r}, but a "
             "reward is one number."
         )
 
+    def _flag(self, name: str, value: Any) -> bool:
+        """The flag as a bool; UnsupportedEnvironment where it is neither true nor false."""
+        with suppress(TypeError, ValueError):
+            array = np.asarray(value)
+            if array.ndim == 0 and array.dtype.kind in "fiub" and array in (0, 1):
+                return bool(array)
+        raise UnsupportedEnvironment(
+            f"{self._env_id} cannot be used: its step() returned {name} = {value!r}, but it is "
+            "true or false."
+        )
+
     def _begin(self, i: int, obs: Rows, masks: Rows) -> None:
         """Start a new episode in environment i and write its first row."""
         if i == 0 and self._first is not None:
-            (observation, info), self._first = self._first, None
+            for rows, kept in zip((obs, masks), self._first, strict=True):
+                for key, array in kept.items():
+                    rows[key][0] = array[0]
+            self._first = None
         else:
             observation, info = self._reset(i)
-        self._write_first(i, observation, info, obs, masks)
+            self._write_first(i, observation, info, obs, masks)
         self._done[i] = False
+
+    def _first_reset(self, construct: Callable[[], Any], teller: Any) -> tuple[Any, Any]:
+        """What environment 0 begins with; of one that wants to be told the progress first, which is
+        not known yet, a stranger's: its own reset must be its first."""
+        if teller is None:
+            return self._reset(0)
+        own, stranger = self._envs[0], construct()
+        try:
+            told_progress = progress_teller(stranger)
+            assert told_progress is not None
+            told_progress(0, 1)
+            self._envs[0] = stranger
+            return self._reset(0)
+        finally:
+            self._envs[0], self._seeded[0] = own, False
+            stranger.close()
 
     def _write_first(self, i: int, observation: Any, info: Any, obs: Rows, masks: Rows) -> None:
         """Write what a reset of environment i returned."""
@@ -288,7 +322,10 @@ class SingleEnvs:
         """Add a note to `error` that names the environment, or raise a sentence in its place."""
         index = self._first_env_index + i
         place = f"in {where} of environment {index}, first seeded {env_seed(self._seed, index)}"
-        explain(self._env_id, error)
+        try:
+            explain(self._env_id, error)
+        except UnsupportedEnvironment as explained:
+            error = explained
         if isinstance(error, UnsupportedEnvironment):
             raise UnsupportedEnvironment(f"{error} (It was {place}.)") from error
         error.add_note(f"{self._env_id} raised {told(error)} {place}.")

@@ -20,10 +20,10 @@ import numpy as np
 
 from fastrl.config import TrainConfig
 from fastrl.envs import StepOut, VectorEnv, describe, make, register_all
+from fastrl.envs.finite import all_finite, refuse_observation, refuse_reward
 from fastrl.envs.options import EnvOptions
 from fastrl.envs.seeding import env_rng, part_seed
-from fastrl.envs.spaces import leaf_text
-from fastrl.errors import ConfigError, UnsupportedEnvironment
+from fastrl.errors import ConfigError
 from fastrl.monitor.accounts import (
     CLOCK_SIZE,
     ROW_SHIFT,
@@ -118,6 +118,8 @@ class RolloutGroup:
         self._return, self._length = self._env.reset(
             self._pending_obs, steps, rngs, self._pending_mask
         )
+        if not np.isfinite(self._return).all():
+            refuse_reward(self._env.spec, self._return, self._env_index, 0)
         return self._enter_slot()
 
     def resume(self) -> bool:
@@ -174,8 +176,9 @@ class RolloutGroup:
         if self._info is not None:
             self._info.fill(np.nan)
         self._env.step({key: action[slot, row] for key, action in shared.action.items()}, out)
-        if not np.isfinite(self._reward.sum(dtype=np.float64)):
-            self._refuse_rewards()
+        if not all_finite(self._reward):
+            this_row = self._filled * self._T + row
+            refuse_reward(self._env.spec, self._reward, self._env_index, this_row)
         self._stored_reward(self._reward, shared.reward[slot, row])
         np.logical_or(terminated, truncated, out=next_ignored)
         if terminated.any():
@@ -216,14 +219,6 @@ class RolloutGroup:
                 final[bad] = 0.0
                 row[terminated] = final
 
-    def _refuse_rewards(self) -> None:
-        """Raise for the first reward that is not finite."""
-        (bad, *_) = np.flatnonzero(~np.isfinite(self._reward))
-        raise UnsupportedEnvironment(
-            f"{self._env.spec.env_id} cannot be used: environment {self._env_index[bad]} returned "
-            f"the reward {self._reward[bad]}, but a reward is a finite number."
-        )
-
     def _check_observations(self, slot: int) -> None:
         """Raise where an observation of a full slot is not finite.
 
@@ -231,15 +226,9 @@ class RolloutGroup:
         nothing is learned from the slot.
         """
         for key, obs in self._shared.obs.items():
-            if obs.dtype != np.float32 or np.isfinite(obs[slot].sum(dtype=np.float64)):
-                continue
-            bad = tuple(np.argwhere(~np.isfinite(obs[slot]))[0].tolist())
-            name = leaf_text("observation", self._env.spec.observation[key].path)
-            raise UnsupportedEnvironment(
-                f"{self._env.spec.env_id} cannot be used: {name} of environment "
-                f"{self._env_index[bad[1]]} holds {obs[slot][bad]} at {list(bad[2:])}, but all of "
-                "it must be finite numbers (only a final observation after `terminated` need not)."
-            )
+            if obs.dtype == np.float32 and not all_finite(obs[slot]):
+                first_row = self._filled * self._T
+                refuse_observation(self._env.spec, key, obs[slot], self._env_index, first_row)
 
     def _count(self, ignored: np.ndarray) -> None:
         """Add the row to the running episodes; a reset row has reward 0 and is no step."""

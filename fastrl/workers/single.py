@@ -85,6 +85,9 @@ def train_in_this_process(folder: RunFolder, console: Console) -> int:
             stopped_by = run.loop(inference, RolloutWorker(shared, 0, envs), learner, journal, stop)
         except SystemExit as error:
             raise RuntimeError(f"The environment ended the program: {error!r}.") from error
+        except ConfigError as error:
+            # Of an environment that breaks its word: the run has begun, so it is refused no more.
+            raise RuntimeError(str(error)) from error
     return stop.exit_code if stopped_by == stop.name else 0
 
 

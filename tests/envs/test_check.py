@@ -85,6 +85,36 @@ class LeavesItsSpace(Sound):
     )
 
 
+class LeavesItsBounds(Sound):
+    def look(self):
+        return super().look() | {"place": np.array([9 * (self.time > 3) - 5], np.float32)}
+
+    observation_space = spaces.Dict(
+        {"place": spaces.Box(-5, 3, (1,), np.float32), "time": spaces.Discrete(21)}
+    )
+
+
+class WrapsAround(Sound):
+    observation_space = spaces.Dict(
+        {"place": spaces.Box(-50, 50, (1,), np.int8), "time": spaces.Discrete(21)}
+    )
+
+    def look(self):
+        return super().look() | {"place": np.array([300 * (self.time > 3)])}
+
+
+class ReturnsNothing(Sound):
+    def step(self, action):
+        self.time += 1
+        return None if self.time == 9 else super().step(action)
+
+
+class FlagIsADict(Sound):
+    def step(self, action):
+        *rest, info = super().step(action)
+        return *rest[:-1], {"TimeLimit.truncated": False}, info
+
+
 class ReturnsAList(Sound):
     def reset(self, *, seed=None, options=None):
         observation, _ = super().reset(seed=seed)
@@ -126,6 +156,9 @@ def test_nothing_is_found_where_nothing_is_wrong():
         (ChangesItsShape, "its observation['place'] is of shape (2,)"),
         (Raises, "py:checked raised ValueError: the joint broke ("),
         (LeavesItsSpace, "its observation['time'] is 9, which is not in its space"),
+        (WrapsAround, "its observation['place'] holds 300 to 300, more than int8"),
+        (ReturnsNothing, "its step() does not return Gymnasium's five values (observation, reward"),
+        (FlagIsADict, "its step() returned truncated = {'TimeLimit.truncated': False}, but it is"),
         (ReturnsAList, "Gymnasium's checker says: "),
     ],
 )
@@ -133,6 +166,15 @@ def test_a_fault_is_told_in_a_sentence(env, words):
     faults = checked(env).faults
     assert any(words in fault for fault in faults), faults
     assert all("\n" not in fault for fault in faults)
+
+
+def test_a_value_outside_of_its_bounds_is_noted():
+    report = checked(LeavesItsBounds)
+    assert report.faults == []
+    text = (
+        "observation['place'] of environment 0 holds 4 at [0] in row 4, but its space says -5 to 3."
+    )
+    assert [found for _, found in report.findings if "its space says" in found] == [text]
 
 
 def test_what_was_not_seen_is_noted():

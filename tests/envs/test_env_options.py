@@ -20,7 +20,7 @@ from fastrl.errors import ConfigError
         ("start={x=1}", "start", {"x": 1}),
         ('name="3"', "name", "3"),
         ("name=large", "name", "large"),
-        ("name=True", "name", "True"),
+        ("name=True", "name", True),
         ("name=two words", "name", "two words"),
         ("name=a=b", "name", "a=b"),
         ("name=", "name", ""),

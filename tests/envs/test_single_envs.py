@@ -6,7 +6,7 @@ import pytest
 from group import Group
 from toys import LENGTHS, Ledger, Toy, spaces
 
-from fastrl.envs import EnvOptions, register_env
+from fastrl.envs import EnvOptions, describe, register_env
 from fastrl.envs.seeding import env_seed
 from fastrl.errors import ConfigError, UnsupportedEnvironment
 
@@ -457,3 +457,135 @@ def test_what_one_environment_draws_from_its_spaces_moves_no_other(monkeypatch):
         alone = Group("py:draws", num_envs=1, first=i).play(8).obs
         np.testing.assert_array_equal(alone[:, 0], together[:, i])
     assert (together[:, 0] != together[:, 1]).any()
+
+
+class SharesItsArray(Toy):
+    """All environments of the class write their observations to one array."""
+
+    row = np.zeros(3, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.number = self.np_random.uniform()
+        return self.look(), {}
+
+    def look(self):
+        self.row[:] = getattr(self, "number", -1)
+        return self.row
+
+
+def test_a_first_row_is_not_what_another_group_has_written_since():
+    register_env("shared", SharesItsArray)
+    whole = Group("py:shared", num_envs=4)
+    parts = [Group("py:shared", num_envs=2, first=first) for first in (0, 2)]
+    for group in (whole, *parts):
+        group.reset()
+    np.testing.assert_array_equal(whole.obs, np.concatenate([part.obs for part in parts]))
+
+
+class AsksForProgress(Toy):
+    """It cannot begin before it is told the progress, and counts its episodes."""
+
+    episodes = 0
+
+    def set_training_progress(self, steps, total_steps):
+        self.progress = steps / total_steps
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episodes += 1
+        return self.look(), {}
+
+    def look(self):
+        return np.array([self.progress, self.episodes, 0], np.float32)
+
+
+def test_progress_comes_before_the_first_reset_which_is_the_first():
+    register_env("asks", AsksForProgress)
+    group = Group("py:asks", num_envs=3)
+    group.env.set_progress(1, 4)
+    group.reset()
+    np.testing.assert_array_equal(group.obs[:, :2], [[0.25, 1]] * 3)
+
+
+@pytest.mark.parametrize("flag", ["False", {"cut": False}, np.zeros(1, bool), np.nan, None, 2])
+def test_a_flag_is_true_or_false(flag):
+    class Flagged(Toy):
+        def step(self, action):
+            return self.look(), 0.0, flag, False, {}
+
+    register_env("flagged", Flagged)
+    group = Group("py:flagged")
+    group.reset()
+    with pytest.raises(
+        UnsupportedEnvironment, match=r"returned terminated = .* \(It was in step 1"
+    ):
+        group.step(np.zeros(4, int))
+
+
+@pytest.mark.parametrize("flag", [np.True_, 1, np.array(True), 1.0])
+def test_a_flag_may_be_another_type(flag):
+    class Flagged(Toy):
+        def step(self, action):
+            return self.look(), np.float64(2), False, flag, None
+
+    register_env("flagged", Flagged)
+    group = Group("py:flagged", EnvOptions(log_info=("x",)))
+    group.reset()
+    out = group.step(np.zeros(4, int))
+    assert out.truncated.all() and not out.terminated.any() and (out.reward == 2).all()
+
+
+@pytest.mark.parametrize("reward", ["1.5", None, [1.0], np.zeros((1, 1)), 1j])
+def test_a_reward_is_one_real_number(reward):
+    class Paid(Toy):
+        def step(self, action):
+            return self.look(), reward, False, False, {}
+
+    register_env("paid", Paid)
+    group = Group("py:paid")
+    group.reset()
+    with pytest.raises(UnsupportedEnvironment, match=r"returned the reward .* \(It was in step 1"):
+        group.step(np.zeros(4, int))
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([300, -1])),
+        (spaces.Box(0, 255, (5, 5, 3), np.uint8), np.full((5, 5, 3), 300)),
+        (spaces.MultiBinary(2), np.array([5, 300])),
+        (spaces.Box(0, 1000, (2,), np.int64), np.array([2**40, 0])),
+    ],
+)
+def test_integers_that_would_wrap_around_are_refused(space, value):
+    class Wide(Toy):
+        observation_space = space
+
+        def look(self):
+            return value
+
+    register_env("wide", Wide)
+    with pytest.raises(UnsupportedEnvironment, match=r"its observation holds .* more than u?int"):
+        describe("py:wide", EnvOptions())
+
+
+@pytest.mark.parametrize("number", [np.int8(100), np.uint8(1), 100])
+def test_a_discrete_observation_may_be_of_a_narrow_type(number):
+    class Narrow(Toy):
+        observation_space = spaces.Discrete(201, start=-100)
+
+        def look(self):
+            return number
+
+    register_env("narrow", Narrow)
+    group = Group("py:narrow", num_envs=1)
+    group.reset()
+    assert group.obs[0] == int(number) + 100
+
+
+def test_masks_and_action_repeat_do_not_go_together():
+    for env_id in ("gym:Taxi-v4", "envpool:Game2048-v1"):
+        with pytest.raises(ConfigError, match="has action masks, which --action-repeat 2 would"):
+            describe(env_id, EnvOptions(action_repeat=2))
+        describe(env_id, EnvOptions(action_repeat=2, action_mask="off"))

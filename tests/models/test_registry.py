@@ -350,12 +350,12 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(build, sentence):
     assert "\n" not in str(error.value)
 
 
-def test_a_builders_own_error_is_the_users():
+def test_a_builders_own_error_is_told_in_a_sentence():
     def build(spec):
         raise KeyError("mine")
 
     register_model("mine", build)
-    with pytest.raises(KeyError, match="mine"):
+    with pytest.raises(ValueError, match="model 'mine' could not be built: KeyError: 'mine'"):
         encoder_for(VECTOR, ModelConfig(model="mine"))
 
 

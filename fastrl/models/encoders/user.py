@@ -43,7 +43,12 @@ class UserEncoder(nn.Module):
         self._scale = pixel_scale(spec)
         self.one_hot = one_hot_of(spec)
         self._shape = tuple(spec.shape) if self.one_hot is None else (self.one_hot.size,)
-        net = build(spec)
+        try:
+            net = build(spec)
+        except Exception as error:
+            raise ValueError(
+                f"model {name!r} could not be built: {type(error).__name__}: {error}"
+            ) from error
         if not isinstance(net, nn.Module):
             raise ValueError(
                 f"the function of model {name!r} returns {_described(net)}, "
