@@ -13,6 +13,12 @@ def begin_mark(program: str) -> str:
     return f"<!-- made by benchmarks/{program} -->"
 
 
+def read_part(path: Path, program: str) -> list[str]:
+    """The lines that `program` has written to `path` before; none where it has not."""
+    _, _, rest = path.read_text(encoding="utf-8").partition(begin_mark(program))
+    return rest.partition(END)[0].splitlines()
+
+
 def replace_part(path: Path, program: str, lines: Sequence[str]) -> None:
     """Put `lines` in place of what `program` has written to `path` before.
 

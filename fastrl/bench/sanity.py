@@ -106,7 +106,7 @@ class Outcome:
 
 
 def _columns(name: str, must: str, reached: str, seconds: str, verdict: str, catches: str) -> str:
-    return f"{name:<18} {must:<34} {reached:>8} {seconds:>6}  {verdict:<7} {catches}"
+    return f"{name:<18} {must:<40} {reached:>8} {seconds:>6}  {verdict:<7} {catches}"
 
 
 def run(seeds: Sequence[int], only: Sequence[str], json_path: Path | None) -> int:

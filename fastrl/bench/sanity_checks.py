@@ -8,7 +8,7 @@ bug that is named would make of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,14 +65,14 @@ ONE_PROCESS: dict[str, Any] = {
     "workers": 0,
     "envs_per_worker": 16,
     "rollout_length": 16,
-    "total_steps": 8_000,
+    "total_steps": 6_000,
     "stagger": 8,
     "minibatches": 1,
     "epochs": 4,
     "learning_rate": 1e-2,
     "gamma": 0.9,
     "hidden": (32,),
-    "log_every": "1000u",
+    "log_every": "5u",
 }
 """A training of seconds."""
 
@@ -88,6 +88,20 @@ def _values(trained: Trained, expected: dict[Any, float], tolerance: float) -> l
         Claim(f"V({seen:g})", must, tolerance, float(value))
         for (seen, must), value in zip(expected.items(), reached, strict=True)
     ]
+
+
+def _last_return(trained: Trained, must: float, tolerance: float) -> Claim:
+    """What the acting copy got in the last quarter of the training. It may be wrong where the
+    policy is right: whatever acts, importance weights let the learner learn from it."""
+    last = trained.config.total_steps * 3 // 4
+    reached = trained.mean_metric("charts/episodic_return", last)
+    return Claim("return in training", must, tolerance, reached)
+
+
+def _ratio_error(trained: Trained) -> Claim:
+    """How far the learner's probabilities are from those that were acted by, before it changes
+    them."""
+    return Claim("lag/ratio_error", 0.0, 1e-3, trained.mean_metric("lag/ratio_error"))
 
 
 def _constant_reward(trained: Trained) -> list[Claim]:
@@ -108,6 +122,7 @@ def _match(trained: Trained) -> list[Claim]:
         Claim("π(0 | -1)", 1.0, 0.05, trained.policy_at(left)[0]),
         Claim("π(1 | 1)", 1.0, 0.05, trained.policy_at(right)[1]),
         Claim("return", 1.0, 0.1, trained.mean_return(400)),
+        _last_return(trained, 1.0, 0.1),
         *_values(trained, {-1.0: 1.0, 1.0: 1.0}, 0.1),
     ]
 
@@ -117,7 +132,7 @@ def _bandit(trained: Trained) -> list[Claim]:
     reached = trained.policy_at(np.zeros(1, np.float32))
     return [
         *(Claim(f"π({arm})", best[arm], 0.06, reached[arm]) for arm in range(len(best))),
-        *_values(trained, {0.0: float(np.dot(best, envs.Bandit.CHANCES))}, 0.06),
+        *_values(trained, {0.0: float(np.dot(best, envs.Bandit.means()))}, 0.06),
     ]
 
 
@@ -142,7 +157,9 @@ def _mask(trained: Trained) -> list[Claim]:
         Claim("π(2 | allowed)", 1.0, 0.05, trained.policy_at(seen, [True, True, True])[2]),
         Claim("π(0 | 2 forbidden)", 1.0, 0.05, trained.policy_at(seen, [True, True, False])[0]),
         Claim("return", 0.75, 0.08, trained.mean_return(400)),
+        _last_return(trained, 0.75, 0.08),
         *_values(trained, {0.0: 0.75}, 0.06),
+        _ratio_error(trained),
     ]
 
 
@@ -152,6 +169,7 @@ def _spaces(trained: Trained) -> list[Claim]:
     return [
         Claim("return", 1.0, 0.05, trained.mean_return(320)),
         Claim("mean V", 1.0, 0.05, float(trained.values(seen).mean())),
+        _ratio_error(trained),
     ]
 
 
@@ -182,14 +200,16 @@ def _flip(trained: Trained) -> list[Claim]:
 
 def _slow_one(trained: Trained) -> list[Claim]:
     config, gamma = trained.config, trained.config.gamma
-    envs_in_all = max(1, int(config.workers)) * config.envs_per_worker
+    others = max(1, int(config.workers)) * config.envs_per_worker - 1
     share = trained.mean_metric("info/slow")
-    held_up = Claim("its episodes per other's", 1.0, 0.1, share / (1 - share) * (envs_in_all - 1))
-    if config.workers:
-        # Fewer than another, how many fewer is a matter of the machine; in step it would be 1.
-        held_up = replace(held_up, must=0.45, tolerance=0.45)
-    values = _values(trained, {0.0: 1 / (1 - gamma), 1.0: 2 / (1 - gamma)}, 0.1)
-    return [*values, held_up]
+    ratio = share / (1 - share) * others
+    if config.workers == 0:
+        held_up, tolerance = Claim("its episodes per other's", 1.0, 0.1, ratio), 0.1
+    else:
+        # In step it would be 1; how much less it is, is a matter of the machine.
+        held_up, tolerance = Claim("its episodes per other's", 0.45, 0.45, ratio), 0.3
+    values = {0.0: 1 / (1 - gamma), 1.0: 2 / (1 - gamma)}
+    return [*_values(trained, values, tolerance), held_up]
 
 
 def _slow_seed(seed: int) -> str:
@@ -199,20 +219,19 @@ def _slow_seed(seed: int) -> str:
 OWN_NUMBER: dict[str, Any] = {"gamma": 0.5, "hidden": (64,), "total_steps": 10_000}
 
 FLIP: dict[str, Any] = {
-    "total_steps": 16_000,
+    "total_steps": 12_000,
     "minibatches": 2,
     "entropy_coef": 0.7,
     "normalize_advantage": False,
     "lr_schedule": "constant",
     "clip": 0.5,
-    "log_every": "1u",
 }
 
 SLOW_ONE: dict[str, Any] = {
     "gamma": 0.5,
     "envs_per_worker": 8,
     "rollout_length": 8,
-    "total_steps": 2_000,
+    "total_steps": 1_600,
     "epochs": 8,
     "log_info": ("slow",),
 }
@@ -223,7 +242,7 @@ CHECKS = (
         envs.ConstantReward,
         "a rollout's last row learned without the value of what comes after it",
         _constant_reward,
-        ONE_PROCESS,
+        ONE_PROCESS | {"total_steps": 8_000},
     ),
     Check(
         "observed-reward",
@@ -242,14 +261,16 @@ CHECKS = (
     Check(
         "match",
         envs.Match,
-        "actions of other rows than the rewards, or an advantage of the wrong sign",
+        "actions of other rows than the rewards or the observations, or the wrong sign of an "
+        "advantage",
         _match,
         ONE_PROCESS,
     ),
     Check(
         "bandit",
         envs.Bandit,
-        "luck taken for chance: a biased advantage, or a wrong weight of the entropy",
+        "luck taken for chance: a biased advantage, samples unlike their log-probabilities, or a "
+        "wrong weight of the entropy",
         _bandit,
         ONE_PROCESS
         | {
@@ -262,7 +283,7 @@ CHECKS = (
     Check(
         "must-mix",
         envs.MustMix,
-        "a policy driven to one action: a biased advantage, or samples unlike the probabilities",
+        "a policy driven to one action: a biased advantage, or a ratio of the wrong policies",
         _must_mix,
         ONE_PROCESS | {"gamma": 1.0, "entropy_coef": 0.0, "learning_rate": 3e-3},
     ),
@@ -283,9 +304,9 @@ CHECKS = (
     Check(
         "spaces",
         envs.Nested,
-        "one part of a Dict or Tuple taken for another",
+        "a part of a Dict or Tuple that is taken for another, not seen, or not learned",
         _spaces,
-        ONE_PROCESS,
+        ONE_PROCESS | {"total_steps": 4_000},
     ),
     Check(
         "own-number",
@@ -334,7 +355,8 @@ CHECKS = (
         | {
             "envs_per_worker": 4,
             "rollout_length": 4,
-            "total_steps": 5_000,
+            "total_steps": 3_000,
+            "epochs": 4,
             "max_policy_lag": 10**6,
         },
         env_args=lambda seed: (_slow_seed(seed), "step=1e-3"),

@@ -118,25 +118,33 @@ class Match(Small):
 
 
 class Bandit(Small):
-    """One step, five arms; arm a pays 1 with the probability CHANCES[a], else nothing.
+    """One step, five arms; arm a pays PAYS[a] with the probability CHANCES[a], else nothing.
 
-    With an entropy bonus of weight β the best policy maximises Σ π(a)·chance(a) + β·H(π), so
-    π(a) = exp(chance(a)/β) / Σ exp(chance/β), and V = Σ π(a)·chance(a).
+    With an entropy bonus of weight β the best policy maximises Σ π(a)·mean(a) + β·H(π), mean being
+    pay times chance, so π(a) = exp(mean(a)/β) / Σ exp(mean/β), and V = Σ π(a)·mean(a). The last arm
+    pays much and seldom: where gains and losses do not weigh the same, it is chosen too often or
+    too seldom.
     """
 
-    CHANCES = (0.1, 0.3, 0.9, 0.5, 0.7)
+    PAYS = (1.0, 1.0, 1.0, 1.0, 4.0)
+    CHANCES = (0.1, 0.3, 0.9, 0.5, 0.175)
     action_space = spaces.Discrete(5)
+
+    @classmethod
+    def means(cls) -> list[float]:
+        """What each arm pays on average."""
+        return [pay * chance for pay, chance in zip(cls.PAYS, cls.CHANCES, strict=True)]
 
     @classmethod
     def best_policy(cls, entropy_weight: float) -> list[float]:
         """π as above, of each arm."""
-        powers = [math.exp(chance / entropy_weight) for chance in cls.CHANCES]
+        powers = [math.exp(mean / entropy_weight) for mean in cls.means()]
         return [power / sum(powers) for power in powers]
 
     def step(self, action: int) -> Result:
         """Pull an arm."""
-        paid = self.np_random.random() < self.CHANCES[action]
-        return self.look(), float(paid), True, False, {}
+        lucky = self.np_random.random() < self.CHANCES[action]
+        return self.look(), self.PAYS[action] if lucky else 0.0, True, False, {}
 
 
 class MustMix(Small):
@@ -233,9 +241,9 @@ class Nested(Small):
     part of the same name says.
 
     Every part of the observation is drawn by itself and tells of one part of the action, so the
-    best return is 1, and with one part taken for another, or not seen, that part is right half of
-    the time: 0.9. The keys are not in the order of the alphabet, and parts of equal type have
-    neighbours.
+    best return is 1; with one part not seen, or not learned, that part is right half of the time:
+    0.9. An action that is not in the space is refused, and those of equal type count from different
+    numbers: in the place of another they would not be.
     """
 
     observation_space = spaces.Dict(
@@ -270,7 +278,9 @@ class Nested(Small):
         }
 
     def step(self, action: dict[str, Any]) -> Result:
-        """Compare part by part."""
+        """Compare part by part; ValueError for an action that is none."""
+        if not self.action_space.contains(action):
+            raise ValueError(f"{action} is not in {self.action_space}")
         left, right = action["pair"]
         done = (
             action["turn"] + 1,
@@ -327,7 +337,7 @@ class Flip(Small):
     it took. Whoever learns from old rows, or acts with old weights, is late every time.
     """
 
-    PHASES = 4
+    PHASES = 3
     right = 0
 
     @classmethod

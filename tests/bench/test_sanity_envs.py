@@ -65,10 +65,10 @@ def test_a_match_pays_for_the_action_that_is_shown():
 
 @pytest.mark.parametrize("weight", [0.25, 1.0])
 def test_no_policy_of_the_bandit_is_better_with_the_entropy_bonus(weight):
-    chances = np.array(envs.Bandit.CHANCES)
+    means = np.array(envs.Bandit.means())
 
     def objective(policy: np.ndarray) -> float:
-        return float(policy @ chances - weight * (policy * np.log(policy)).sum())
+        return float(policy @ means - weight * (policy * np.log(policy)).sum())
 
     best = np.array(envs.Bandit.best_policy(weight))
     assert best.sum() == pytest.approx(1)
@@ -79,12 +79,12 @@ def test_no_policy_of_the_bandit_is_better_with_the_entropy_bonus(weight):
             assert objective(other / other.sum()) < objective(best)
 
 
-def test_an_arm_of_the_bandit_pays_by_its_chance():
+def test_an_arm_of_the_bandit_pays_its_mean():
     env = envs.Bandit()
     env.reset(seed=0)
-    for arm, chance in enumerate(env.CHANCES):
+    for arm, (pay, mean) in enumerate(zip(env.PAYS, env.means(), strict=True)):
         paid = [env.step(arm)[1] for _ in range(4000)]
-        assert set(paid) == {0.0, 1.0} and np.mean(paid) == pytest.approx(chance, abs=0.03)
+        assert set(paid) == {0.0, pay} and np.mean(paid) == pytest.approx(mean, abs=0.1)
 
 
 def test_the_best_policy_of_must_mix_mixes():
@@ -184,12 +184,12 @@ def test_the_right_action_flips_with_the_progress_of_training():
     env = envs.Flip()
     env.reset(seed=0)
     sides = []
-    for steps in range(0, 1001, 50):
+    for steps in range(0, 1001, 100):
         env.set_training_progress(steps, 1000)
         rewards = [env.step(action)[1] for action in (0, 1)]
         assert sorted(rewards) == [-1.0, 1.0]
         sides.append(int(np.argmax(rewards)))
-    assert sides == [0] * 5 + [1] * 5 + [0] * 5 + [1] * 6
+    assert sides == [0] * 4 + [1] * 3 + [0] * 4
     # π(right) of the best policy: no other has more reward and entropy together.
     grid = np.linspace(0.001, 0.999, 9981)
     gain = 2 * grid - 1 - 0.7 * (grid * np.log(grid) + (1 - grid) * np.log(1 - grid))
