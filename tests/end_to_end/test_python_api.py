@@ -340,11 +340,12 @@ sys.exit(train(TrainConfig(env="py:breaks", run_dir="run", workers=2, {SIZES})))
         assert f"replaced ({times} of at most 10)" in script.output
     _, failed, end = script.output.rpartition("failed: Rollout worker")
     assert failed, script.output
-    *_, error, note = end.strip().splitlines()
+    said, *_, error = end.strip().splitlines()
     line = text.splitlines().index(THE_LINE) + 1
     assert f'script.py", line {line}, in step\n    {THE_LINE.strip()}\n' in end
     assert error == "RuntimeError: the bridge is out"
-    assert note.startswith("This was environment ") and "of py:breaks" in note
+    assert "py:breaks raised RuntimeError: the bridge is out (" in said
+    assert "in step 40 of environment " in said
     assert script.wait_until_alone(2.0) == {}
 
 
@@ -359,6 +360,6 @@ train(TrainConfig(env="py:breaks", run_dir="run", workers=0, {SIZES}))
     _, _, end = script.output.rpartition("Traceback (most recent call last):")
     line = text.splitlines().index(THE_LINE) + 1
     assert f'script.py", line {line}, in step\n    {THE_LINE.strip()}\n' in end
-    assert "RuntimeError: the bridge is out\nThis was environment " in end
+    assert "RuntimeError: the bridge is out\npy:breaks raised RuntimeError: the bridge is" in end
     assert "failed:" not in end
     assert script.wait_until_alone(2.0) == {}

@@ -44,15 +44,20 @@ def accounts(output: str) -> list[int]:
     return [int(number.replace(",", "")) for number in match.groups()]
 
 
+def shared_memory() -> list[str]:
+    """What lies in /dev/shm, but for VizDoom's, which other tests run meanwhile."""
+    return sorted(name for name in os.listdir("/dev/shm") if not name.startswith("ViZDoom"))
+
+
 def test_a_run_leaves_its_files_and_nothing_else(tmp_path):
-    shm_before = sorted(os.listdir("/dev/shm"))
+    shm_before = shared_memory()
     train = Command(
         "--env", "envpool:CartPole-v1", "--total-steps", "30000", "--run-dir", "run",
         "--seed", "7", *TINY, cwd=tmp_path,
     )  # fmt: skip
     assert train.finish() == 0, train.output
     assert train.wait_until_alone(2.0) == {}
-    assert sorted(os.listdir("/dev/shm")) == shm_before
+    assert shared_memory() == shm_before
     for word in ("processes", "threads", "slots", "policy lag", "preset      vector"):
         assert word in train.output
 
@@ -284,7 +289,8 @@ def test_a_signal_at_any_moment_of_the_start_ends_it_with_its_exit_code(tmp_path
         time.sleep(delay)  # which moment it hits does not matter
         os.killpg(train.process.pid, signal.SIGINT)
         assert train.finish() in (130, -signal.SIGINT), train.output
-        assert "Traceback" not in train.output or delay == 0.3, train.output
+        # While it imports, before it has a say, the traceback is Python's own.
+        assert "Traceback" not in train.output or "in <module>" in train.output, train.output
         assert train.wait_until_alone(2.0) == {}
 
 
@@ -330,8 +336,8 @@ def test_a_family_of_ones_own_that_gives_nan_ends_the_run_and_says_so(tmp_path):
     text = SCRIPT.replace("ENV", "fine").replace('"torch" in sys.modules', "np.nan")
     script = Command.script(text, tmp_path)
     assert script.finish() == 1, script.output
-    assert "returned the reward nan, but a reward is a finite number." in script.output
-    assert not list(tmp_path.glob("run/checkpoints/*")), "nothing good was overwritten"
+    said = r"environment \d+ returned the reward nan in row \d+, but a reward is a finite number\."
+    assert re.search(said, script.output), script.output
     assert script.wait_until_alone(2.0) == {}
 
 
