@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from fastrl.bench.options import COMMANDS, run
 from fastrl.config import SECTIONS, TrainConfig, field_names
 from fastrl.envs.options import EnvOptions, check_ranges
 from fastrl.errors import ConfigError
@@ -179,30 +180,24 @@ def check_main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-@dataclasses.dataclass(frozen=True)
-class SanityOptions:
-    """Train on small environments that each fail for one reason, and say which passed."""
-
-    seeds: tuple[int, ...] = (1,)
-    """Every environment is trained once per seed."""
-    only: tuple[str, ...] = ()
-    """Names of the environments to take; all by default."""
-    json: Path | None = None
-    """Write the results there as well."""
-
-
 def bench_main(arguments: Sequence[str] | None = None) -> int:
     """`fastrl-bench`."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    at = arguments.index("--") if "--" in arguments else len(arguments)
     try:
-        options = tyro.extras.subcommand_cli_from_dict(
-            {"sanity": SanityOptions},
+        options: Any = tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
             prog="fastrl-bench",
-            description="Measure, and check, what this installation does on this machine.",
-            args=arguments,
+            description="Measure, and check, what this installation does on this machine. Where a "
+            "bench trains or steps an environment, flags of fastrl-train may follow after --.",
+            args=arguments[:at],
         )
-        from fastrl.bench.sanity import run
-
-        return run(options.seeds, options.only, options.json)
+        more = tuple(arguments[at + 1 :])
+        if more and not hasattr(options, "flags"):
+            raise ConfigError(f"{arguments[0]} takes no flags of fastrl-train: {' '.join(more)}")
+        if more:
+            options = dataclasses.replace(options, flags=more)
+        return run(options)
     except ConfigError as error:
         print(f"fastrl-bench: {error}", file=sys.stderr)
         return 2

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fastrl.bench import report
+from fastrl.bench.options import SanityOptions
 from fastrl.bench.sanity_checks import CHECKS, Check, Claim
 from fastrl.bench.trained import Trained
 from fastrl.config import INT32_MAX, TrainConfig
@@ -109,16 +110,16 @@ def _columns(name: str, must: str, reached: str, seconds: str, verdict: str, cat
     return f"{name:<18} {must:<40} {reached:>8} {seconds:>6}  {verdict:<7} {catches}"
 
 
-def run(seeds: Sequence[int], only: Sequence[str], json_path: Path | None) -> int:
-    """Train and judge every check, or those named in `only`, on every seed; return the exit code.
+def run(options: SanityOptions) -> int:
+    """Train and judge every check, or those that are named, on every seed; return the exit code.
 
     0: all passed; 1: some did not. Raises ConfigError for an unknown name, a seed out of range, no
     seed at all and a file that cannot be written; KeyboardInterrupt where a signal ends a training.
     """
-    checks = _choose(only)
+    seeds, json_path = options.seeds, options.json
+    checks = _choose(options.only)
     _check_seeds(seeds)
-    if json_path is not None:
-        _write(json_path, "")  # now, rather than after a minute
+    report.check_outputs(json_path, None)
     machine, versions = report.machine(), report.versions()
     print(
         f"{machine['cpu']}, {machine['cores']} cores usable, load {machine['load']:.1f}; "
@@ -144,7 +145,7 @@ def run(seeds: Sequence[int], only: Sequence[str], json_path: Path | None) -> in
             "seconds": round(seconds, 1),
             "results": [outcome.as_json() for outcome in outcomes],
         }
-        _write(json_path, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+        report.write_text(json_path, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     return 1 if failed else 0
 
 
@@ -202,10 +203,3 @@ def _check_seeds(seeds: Sequence[int]) -> None:
             raise ConfigError(
                 f"--seeds has {seed}; a seed is at least 0 and at most {INT32_MAX:,}."
             )
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--json {path} cannot be written: {error.strerror}.") from error
