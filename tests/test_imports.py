@@ -13,13 +13,13 @@ PACKAGE = Path(fastrl.__file__).parent
 
 # A folder may import from folders of a lower level, and from itself.
 LEVEL = {
-    "errors": 0, "option_types": 0, "option_docs": 0, "shm": 0,
+    "errors": 0, "kernels": 0, "option_types": 0, "option_docs": 0, "shm": 0,
     "envs": 1, "models": 1, "algo": 1, "monitor": 1, "checkpoint": 1,
     "workers": 2, "evaluate": 2,
     "bench": 3,
     "cli": 4, "__init__": 4,
 }  # fmt: skip
-READ_BY_ALL = {"config", "config_file", "resolve", "errors"}
+READ_BY_ALL = {"config", "config_file", "flags", "resolve", "errors"}
 
 
 def imports_of(path: Path) -> set[str]:

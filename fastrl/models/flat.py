@@ -86,8 +86,10 @@ def flat_view(flat: Tensor, offset: int, shape: torch.Size) -> Tensor:
 class CastCopy(Generic[M]):
     """A copy of one submodule in another dtype, fed from the flat f32 parameters.
 
+    Parts with a true attribute `always_f32` are not copied: the copy shares them.
+
     Attributes:
-        module: the copy; its parameters are views of one flat tensor and take no gradient.
+        module: the copy; its own parameters are views of one flat tensor and take no gradient.
     """
 
     def __init__(self, flat: FlatParameters, submodule: M, dtype: torch.dtype) -> None:
@@ -99,18 +101,18 @@ class CastCopy(Generic[M]):
         prefix = next((n for n, m in flat.module.named_modules() if m is submodule), None)
         if prefix is None:
             raise ValueError("the submodule to copy is not part of the flattened module")
-        self.module: M = copy.deepcopy(submodule).requires_grad_(False)
-        start = min(flat.offsets[_join(prefix, n)] for n, _ in submodule.named_parameters())
-        end = start
-        for name, parameter in submodule.named_parameters():
-            offset = flat.offsets[_join(prefix, name)]
-            end = max(end, offset + parameter.numel())
+        shared = {id(m): m for m in submodule.modules() if getattr(m, "always_f32", False)}
+        kept = {id(parameter) for m in shared.values() for parameter in m.parameters()}
+        self.module: M = copy.deepcopy(submodule, {**shared}).requires_grad_(False)
+        cast = {n: p for n, p in self.module.named_parameters() if id(p) not in kept}
+        offsets = {name: flat.offsets[_join(prefix, name)] for name in cast}
+        start = min(offsets.values())
+        end = max(offsets[name] + parameter.numel() for name, parameter in cast.items())
         # A module's parameters are neighbours in the order of registration: one slice holds them.
         self._source = flat.data[start:end]
         self._target = torch.empty(end - start, dtype=dtype, device=flat.data.device)
-        for name, parameter in self.module.named_parameters():
-            offset = flat.offsets[_join(prefix, name)] - start
-            parameter.data = flat_view(self._target, offset, parameter.shape)
+        for name, parameter in cast.items():
+            parameter.data = flat_view(self._target, offsets[name] - start, parameter.shape)
             parameter.grad = None
         self.refresh()
 

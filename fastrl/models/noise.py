@@ -10,7 +10,7 @@ number generators", variant 13 of Stafford), applied once per key word in the ma
 
     h = mix(seed), mix(h + leaf·γ), mix(h + env_index·γ), mix(h + step·γ), mix(h + dim·γ) → 23 bits
 
-Only numpy: rollout processes may call it.
+No torch: rollout processes may call it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fastrl import kernels
+
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: multiples of it are far apart
 _MUL_1 = 0xBF58476D1CE4E5B9
 _MUL_2 = 0x94D049BB133111EB
-
-_U_GOLDEN = np.uint64(_GOLDEN)
-_U_MUL_1 = np.uint64(_MUL_1)
-_U_MUL_2 = np.uint64(_MUL_2)
-_SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
-# 23 bits, of which the lowest is then forced to one: see uniform().
-_SHIFT_OUT = np.uint64(40)
-_ONE = np.uint64(1)
-_STEP_OUT = np.float32(2.0**-24)
 
 
 def _mix_int(word: int) -> int:
@@ -38,18 +31,6 @@ def _mix_int(word: int) -> int:
     word = ((word ^ (word >> 30)) * _MUL_1) & _MASK
     word = ((word ^ (word >> 27)) * _MUL_2) & _MASK
     return word ^ (word >> 31)
-
-
-def _mix(words: NDArray[np.uint64], scratch: NDArray[np.uint64]) -> None:
-    """SplitMix64 finaliser in place; `scratch` has the shape of `words`."""
-    np.right_shift(words, _SHIFT_1, out=scratch)
-    np.bitwise_xor(words, scratch, out=words)
-    np.multiply(words, _U_MUL_1, out=words)
-    np.right_shift(words, _SHIFT_2, out=scratch)
-    np.bitwise_xor(words, scratch, out=words)
-    np.multiply(words, _U_MUL_2, out=words)
-    np.right_shift(words, _SHIFT_3, out=scratch)
-    np.bitwise_xor(words, scratch, out=words)
 
 
 def uniform(
@@ -77,21 +58,6 @@ def uniform(
             "expected two vectors of the same length"
         )
     key = _mix_int((_mix_int((seed + _GOLDEN) & _MASK) + (leaf + 1) * _GOLDEN) & _MASK)
-    rows = env_index.astype(np.uint64)
-    scratch = np.empty_like(rows)
-    np.multiply(rows, _U_GOLDEN, out=rows)
-    np.add(rows, np.uint64(key), out=rows)
-    _mix(rows, scratch)
-    np.multiply(step.astype(np.uint64), _U_GOLDEN, out=scratch)
-    np.add(rows, scratch, out=rows)
-    _mix(rows, scratch)
-
-    offsets = np.arange(1, dims + 1, dtype=np.uint64)
-    np.multiply(offsets, _U_GOLDEN, out=offsets)
-    words = rows[:, None] + offsets
-    _mix(words, np.empty_like(words))
-    np.right_shift(words, _SHIFT_OUT, out=words)
-    np.bitwise_or(words, _ONE, out=words)
-    result = words.astype(np.float32)
-    np.multiply(result, _STEP_OUT, out=result)
-    return result
+    out = np.empty((len(step), dims), np.float32)
+    kernels.uniform(key, env_index, step, out)
+    return out

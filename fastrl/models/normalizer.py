@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from fastrl.models.pixels import CLIP, PixelStatistics, to_channels_last
+
 if TYPE_CHECKING:
     from fastrl.envs.spec import ObservationSpec
-
-CLIP = 5.0
-"""Normalised observations are clamped to plus and minus this."""
 
 
 class ObservationNormalizer(nn.Module):
@@ -22,15 +21,17 @@ class ObservationNormalizer(nn.Module):
     training use the very numbers of one version. The learner changes them between batches.
 
     Attributes:
-        mean: f32, of an image [H, W, C], as channels-last convolutions read it, else flat.
+        mean: f32, of an image [C, H, W], else flat.
         scale: f32 of the same shape, 1 / standard deviation.
     """
+
+    always_f32 = True  # a copy of the encoder in bf16 shares it: see CastCopy
 
     def __init__(self, shape: tuple[int, ...], scale: float, image: bool) -> None:
         """Begin with mean 0 and `scale` for observations of `shape` (of an image C, H, W)."""
         super().__init__()
         self._image = image
-        stored = (*shape[1:], shape[0]) if image else (math.prod(shape),)
+        stored = shape if image else (math.prod(shape),)
         self.mean = nn.Parameter(torch.zeros(stored), requires_grad=False)
         self.scale = nn.Parameter(torch.full(stored, scale), requires_grad=False)
 
@@ -40,24 +41,20 @@ class ObservationNormalizer(nn.Module):
         # One grey level: pixels that never change would otherwise turn rounding into noise.
         floor = 1.0 if self._image else 1e-6
         scale = (variance + floor).rsqrt()
-        if self._image:
-            mean, scale = mean.permute(1, 2, 0), scale.permute(1, 2, 0)
         self.mean.copy_(mean.reshape(self.mean.shape))
         self.scale.copy_(scale.reshape(self.scale.shape))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise x [N, *shape] in its own dtype; x itself is overwritten.
+    def forward(self, obs: Tensor, dtype: torch.dtype) -> Tensor:
+        """Observations [N, *shape] of any dtype → the same, normalised, in `dtype`.
 
-        In bf16 the statistics are rounded to bf16 first, here as in a bf16 copy of the weights, so
-        acting and training see the same bits.
+        The arithmetic is f32 and rounded once, whatever `dtype` is: acting and training see the
+        same bits, and a large mean costs no digits. An image comes out channels-last.
         """
-        mean, scale = self.mean.to(x.dtype), self.scale.to(x.dtype)
         if self._image:
-            mean, scale = mean.permute(2, 0, 1), scale.permute(2, 0, 1)
-            return x.sub_(mean).mul_(scale).clamp_(-CLIP, CLIP)
-        rows = x if x.ndim == 2 else x.reshape(len(x), -1)
-        rows.sub_(mean).mul_(scale).clamp_(-CLIP, CLIP)
-        return rows if x.ndim == 2 else rows.view(x.shape)
+            return to_channels_last(obs, dtype, PixelStatistics(self.mean, self.scale))
+        rows = obs.float().reshape(len(obs), -1)
+        rows = rows.sub(self.mean).mul_(self.scale).clamp_(-CLIP, CLIP)
+        return rows.view(obs.shape).to(dtype)
 
 
 def has_normalizer(spec: ObservationSpec) -> bool:

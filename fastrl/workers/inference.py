@@ -21,6 +21,7 @@ from fastrl.models.registry import register_models
 from fastrl.monitor.accounts import ROW_SHIFT, Clock
 from fastrl.shm import Weights
 from fastrl.workers.batch import aligned_empty
+from fastrl.workers.heap import keep_freed_memory
 from fastrl.workers.plan import Plan
 from fastrl.workers.process import Lines
 from fastrl.workers.shared import GENERATION_SHIFT, GROUP_MASK, Shared
@@ -161,6 +162,7 @@ class _Everyone:
 
 def run(lines: Lines) -> None:
     """Serve ready groups until the engine closes."""
+    keep_freed_memory()
     torch.set_num_threads(1)
     plan, models = lines.pipe.recv()
     register_models(unpack(models, "register_model"))

@@ -24,6 +24,7 @@ from fastrl.models.registry import register_models
 from fastrl.monitor.accounts import Clock, Control
 from fastrl.shm import Closed
 from fastrl.workers.batch import BatchReader
+from fastrl.workers.heap import keep_freed_memory
 from fastrl.workers.journal import Journal
 from fastrl.workers.learner_start import Built, LearnerStart
 from fastrl.workers.plan import Plan, Start
@@ -173,6 +174,7 @@ def _restore(updater: Updater, origin: Origin, env_id: str) -> tuple[Start, list
 
 def run(lines: Lines, fifo: Any) -> None:
     """Train until the engine closes, main asks to stop, or `total_steps` are reached."""
+    keep_freed_memory()
     start: LearnerStart = lines.pipe.recv()
     # As everywhere in sync: the first weights, by a decomposition, depend on it as well.
     torch.set_num_threads(1)

@@ -8,7 +8,8 @@ import torch
 from fastrl.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 from fastrl.models.config import ModelConfig
 from fastrl.models.flat import CastCopy, FlatParameters
-from fastrl.models.normalizer import CLIP, ObservationNormalizer
+from fastrl.models.normalizer import ObservationNormalizer
+from fastrl.models.pixels import CLIP
 from fastrl.models.policy import ActorCritic
 
 ACTION = ActionSpec(kind="discrete", shape=(), dtype="int32", env_dtype="int32", n=3)
@@ -37,9 +38,21 @@ def test_images_are_normalised_per_pixel():
     mean, variance = torch.rand(2, 3, 4) * 100, torch.rand(2, 3, 4) * 400
     variance[0, 0, 0] = 0
     normalizer.set(mean.double(), variance.double())
-    x = (torch.rand(5, 2, 3, 4) * 255).contiguous(memory_format=torch.channels_last)
-    expected = ((x - mean) / (variance + 1).sqrt()).clamp(-CLIP, CLIP)
-    torch.testing.assert_close(normalizer(x.clone()), expected)
+    for dtype in (torch.uint8, torch.float32):
+        x = (torch.rand(5, 2, 3, 4) * 255).to(dtype)
+        expected = ((x - mean) / (variance + 1).sqrt()).clamp(-CLIP, CLIP)
+        found = normalizer(x, torch.float32)
+        torch.testing.assert_close(found, expected)
+        assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_statistics_are_f32_in_bf16_too():
+    """Mean 200 and deviation 0.1: rounded to bf16 first, the mean would be off by 5 deviations."""
+    normalizer = ObservationNormalizer((2,), 1.0, image=False)
+    normalizer.set(torch.full((2,), 200.4), torch.full((2,), 0.01))
+    found = normalizer(torch.tensor([[200.5, 200.3]]), torch.bfloat16)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), torch.tensor([[1.0, -1.0]]), atol=0.01, rtol=0)
 
 
 def test_vectors_are_normalised_per_element_and_left_alone_by_the_caller():

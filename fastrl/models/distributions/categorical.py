@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fastrl.kernels import MOST_CHOICES, choose
 from fastrl.models.distributions.choice import divergence, entropy, invert, pick, without
 
 
@@ -50,8 +51,15 @@ class Categorical:
         return invert(_log_softmax(params).exp(), u.squeeze(-1))
 
     def sample_with_log_prob(self, params: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """`sample` and `log_prob` of it from one softmax: i32 [N], f32 [N], the same bits."""
+        """`sample` and `log_prob` of it from one softmax: i32 [N], f32 [N].
+
+        On the CPU in one native pass; its sums may differ in the last bits from those of `sample`.
+        """
         log_p = _log_softmax(params)
+        if params.device.type == "cpu" and self.num_actions <= MOST_CHOICES:
+            action, log_prob = torch.empty(len(u), dtype=torch.int32), torch.empty(len(u))
+            choose(log_p.detach(), u.reshape(-1), action, log_prob)
+            return action, log_prob
         action = invert(log_p.exp(), u.squeeze(-1))
         return action, pick(log_p, action)
 

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastrl.models.pixels import to_channels_last
+
 if TYPE_CHECKING:
     from fastrl.envs.spec import ObservationSpec
     from fastrl.models.normalizer import ObservationNormalizer
@@ -32,22 +34,6 @@ def pixel_scale(spec: ObservationSpec) -> float:
     return 1.0 / 255.0 if spec.dtype == "uint8" else 1.0
 
 
-def to_channels_last(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """Images [N, C, H, W] of any dtype → the same in `dtype`, stored channels-last.
-
-    On CPU one strided pass per channel: 11 µs for a (4, 84, 84) row in bf16, where
-    `.to(dtype, memory_format=torch.channels_last)` takes 35.
-    """
-    if images.device.type != "cpu":
-        return images.to(dtype, memory_format=torch.channels_last)
-    out = torch.empty(
-        images.shape, dtype=dtype, device=images.device, memory_format=torch.channels_last
-    )
-    for channel in range(images.shape[1]):
-        out[:, channel].copy_(images[:, channel])
-    return out
-
-
 def first_convolution(
     conv: nn.Conv2d, images: Tensor, scale: float, normalizer: ObservationNormalizer | None
 ) -> Tensor:
@@ -58,13 +44,13 @@ def first_convolution(
     takes the place of the scale.
     """
     dtype = compute_dtype(conv.weight)
-    x = to_channels_last(images, dtype)
     # Cast first, then scale: a bf16 copy of the weights and autocast then give the same bits.
     weight = conv.weight.to(dtype)
     if normalizer is None:
+        x = to_channels_last(images, dtype)
         weight = weight * scale
     else:
-        x = normalizer(x)
+        x = normalizer(images, dtype)
     return F.conv2d(x, weight, conv.bias, conv.stride, conv.padding)
 
 

@@ -71,7 +71,7 @@ class MLPEncoder(nn.Module):
         elif normalizer is None:
             x = obs.to(dtype)
         else:
-            x = normalizer(obs.to(dtype, copy=True))
+            x = normalizer(obs, dtype)
             scale = 1.0
         x = x.flatten(1) if x.ndim > 1 else x[:, None]
         for layer in layers:

@@ -15,8 +15,8 @@ from fastrl.models.encoders.layers import (
     compute_dtype,
     one_hot_of,
     pixel_scale,
-    to_channels_last,
 )
+from fastrl.models.pixels import to_channels_last
 
 if TYPE_CHECKING:
     from fastrl.envs.spec import ObservationSpec
@@ -100,13 +100,15 @@ class UserEncoder(nn.Module):
         if self.one_hot is not None:
             x = self.one_hot(obs).to(dtype)
         elif self._image:
-            x = to_channels_last(obs, dtype)
-            x = x.mul_(self._scale) if normalizer is None else normalizer(x)
-        else:
+            if normalizer is None:
+                x = to_channels_last(obs, dtype).mul_(self._scale)
+            else:
+                x = normalizer(obs, dtype)
+        elif normalizer is None:
             # Copied even where nothing changes: the module may work in place.
             x = obs.to(dtype, copy=True)
-            if normalizer is not None:
-                x = normalizer(x)
+        else:
+            x = normalizer(obs, dtype)
         # A copy in bf16 too runs under autocast: so what works in training works in acting, where
         # a part of the module computes in f32.
         with _autocast(x.device.type, dtype):

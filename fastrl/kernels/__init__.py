@@ -1,0 +1,28 @@
+"""Native loops over arrays: one pass where numpy or torch would need several.
+
+    images_to_bf16, images_to_f32   rows of uint8 images, picked, normalised, channels last
+    choose                          log-probabilities and uniform numbers to actions
+    uniform                         the hash that noise is made of
+
+Arrays are numpy's or torch's, on the CPU, and are written in place. Every function lets go of the
+GIL, allocates nothing and has a counterpart of several passes in torch or numpy that tests hold it
+to, and that other devices use.
+"""
+
+from fastrl.kernels._kernels import (
+    MOST_CHANNELS,
+    MOST_CHOICES,
+    choose,
+    images_to_bf16,
+    images_to_f32,
+    uniform,
+)
+
+__all__ = [
+    "MOST_CHANNELS",
+    "MOST_CHOICES",
+    "choose",
+    "images_to_bf16",
+    "images_to_f32",
+    "uniform",
+]

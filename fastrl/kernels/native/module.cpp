@@ -1,0 +1,106 @@
+// The Python face of the kernels: checks shapes, lets go of the GIL. Signatures and docstrings are
+// repeated for type checkers in _kernels.pyi.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "choice.h"
+#include "images.h"
+#include "noise.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace fastrl {
+namespace {
+
+template <class T, class... Shape>
+using Array = nb::ndarray<T, nb::c_contig, nb::device::cpu, Shape...>;
+template <class T>
+using Vector = Array<T, nb::ndim<1>>;
+template <class T>
+using Grid = Array<T, nb::ndim<2>>;
+
+[[noreturn]] void refuse(const std::string& sentence) { throw std::invalid_argument(sentence); }
+
+void check_equal(std::size_t found, std::size_t expected, const char* what) {
+  if (found != expected)
+    refuse(std::string(what) + " is " + std::to_string(found) + ", expected " +
+           std::to_string(expected) + ".");
+}
+
+// out: bf16 as uint16, or f32.
+template <class Out>
+void images(const Array<const std::uint8_t, nb::ndim<4>>& rows, const Vector<const std::int64_t>& index,
+            std::optional<Array<const float, nb::ndim<3>>> mean,
+            std::optional<Array<const float, nb::ndim<3>>> scale, float clip,
+            Array<Out, nb::ndim<4>>& out) {
+  const std::size_t channels = rows.shape(1), pixels = rows.shape(2) * rows.shape(3);
+  if (channels > most_channels)
+    refuse("The images have " + std::to_string(channels) + " channels, at most " +
+           std::to_string(most_channels) + " are taken.");
+  check_equal(out.shape(0), index.shape(0), "The number of rows to write");
+  check_equal(out.shape(1) * out.shape(2) * out.shape(3), channels * pixels, "The size of a row");
+  check_equal(mean.has_value(), scale.has_value(), "The number of scales");
+  if (mean) {
+    check_equal(mean->size(), channels * pixels, "The size of the means");
+    check_equal(scale->size(), channels * pixels, "The size of the scales");
+  }
+  for (std::size_t i = 0; i < index.shape(0); ++i)
+    if (index.data()[i] < 0 || static_cast<std::size_t>(index.data()[i]) >= rows.shape(0))
+      refuse("Row " + std::to_string(index.data()[i]) + " was asked for, but there are " +
+             std::to_string(rows.shape(0)) + ".");
+  const Images all{rows.data(), index.data(), index.shape(0),
+                   channels,    pixels,       mean ? mean->data() : nullptr,
+                   scale ? scale->data() : nullptr, clip};
+  nb::gil_scoped_release release;
+  if constexpr (sizeof(Out) == 2) {
+    images_to_bf16(all, out.data());
+  } else {
+    images_to_f32(all, out.data());
+  }
+}
+
+void choose_rows(const nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>& log_p,
+                 const Vector<const float>& u, Vector<std::int32_t>& action,
+                 Vector<float>& log_prob) {
+  const std::size_t n = log_p.shape(0), count = log_p.shape(1);
+  if (n < 1 || n > most_choices)
+    refuse("There are " + std::to_string(n) + " choices, 1 to " + std::to_string(most_choices) +
+           " are taken.");
+  if (count > 1) check_equal(static_cast<std::size_t>(log_p.stride(1)), 1, "The stride of rows");
+  check_equal(u.shape(0), count, "The number of random numbers");
+  check_equal(action.shape(0), count, "The number of actions");
+  check_equal(log_prob.shape(0), count, "The number of log-probabilities");
+  nb::gil_scoped_release release;
+  choose(log_p.data(), static_cast<std::size_t>(log_p.stride(0)), n, count, u.data(),
+         action.data(), log_prob.data());
+}
+
+void uniform_rows(std::uint64_t key, const Vector<const std::int64_t>& env,
+                  const Vector<const std::int64_t>& step, Grid<float>& out) {
+  check_equal(step.shape(0), env.shape(0), "The number of steps");
+  check_equal(out.shape(0), env.shape(0), "The number of rows to write");
+  nb::gil_scoped_release release;
+  uniform(key, env.data(), step.data(), env.shape(0), out.shape(1), out.data());
+}
+
+}  // namespace
+}  // namespace fastrl
+
+NB_MODULE(_kernels, m) {
+  using namespace fastrl;
+  m.attr("MOST_CHANNELS") = most_channels;
+  m.attr("MOST_CHOICES") = most_choices;
+  m.def("images_to_bf16", &images<std::uint16_t>, "rows"_a, "index"_a, "mean"_a.none(),
+        "scale"_a.none(), "clip"_a, "out"_a);
+  m.def("images_to_f32", &images<float>, "rows"_a, "index"_a, "mean"_a.none(), "scale"_a.none(),
+        "clip"_a, "out"_a);
+  m.def("choose", &choose_rows, "log_p"_a, "u"_a, "action"_a, "log_prob"_a);
+  m.def("uniform", &uniform_rows, "key"_a, "env"_a, "step"_a, "out"_a);
+}
