@@ -84,6 +84,9 @@ class EnvpoolEnv:
         self._action = spec.action[_ACTION]
         self._action_shape = (num_envs, *self._action.shape)
         self._repeat = task.action_repeat
+        # What map_action would return as it came; looked at once, not in every step.
+        one = np.zeros(self._action_shape, self._action.dtype)
+        self._takes_stored = map_action(one, self._action) is one
         # Places in the state of a batch: the game's, the leaves, the mask, the numbers of info.
         keys = list(task.game_keys)
         self._leaves: list[tuple[str, StateLeaf, int]] = []
@@ -141,8 +144,9 @@ class EnvpoolEnv:
     def step(self, action: Mapping[str, np.ndarray], out: StepOut) -> None:
         """See `VectorEnv.step`."""
         stored = action[_ACTION]
-        # envpool would read past the end of the array.
-        check_actions(self.spec, stored, self._action_shape)
+        if stored.shape != self._action_shape:
+            # envpool would read past the end of the array.
+            check_actions(self.spec, stored, self._action_shape)
         batch = self._advance(stored, self._everyone)
         out.reward[...] = batch.reward
         if self._any_done or np.count_nonzero(batch.done):
@@ -176,8 +180,8 @@ class EnvpoolEnv:
 
     def _advance(self, stored: np.ndarray, ids: np.ndarray) -> Batch:
         """Step the environments `ids`, each until its action is used up or its episode ends."""
-        exchange = self._running()
-        action = map_action(stored, self._action)
+        exchange = self._exchange or self._running()
+        action = stored if self._takes_stored else map_action(stored, self._action)
         batch = exchange.step(action, ids)
         if self._repeat > 1:
             may = ~self._done[ids]  # a step that only resets takes no action
@@ -197,7 +201,8 @@ class EnvpoolEnv:
     ) -> None:
         """Write rows `ids` of the observations and masks; `_done` is that of these rows."""
         for name, leaf, at in self._leaves:
-            obs[name][ids] = leaf.stored(batch.state[at])
+            array = batch.state[at]
+            obs[name][ids] = array if leaf.plain else leaf.stored(array)
         if self._mask is not None:
             masks[_ACTION][ids] = self._mask.stored(batch.state[self._mask_at], self._done[ids])
 

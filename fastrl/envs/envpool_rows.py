@@ -24,6 +24,8 @@ class StateLeaf:
         self._axes = (0, 3, 1, 2) if transposes else None
         self._start = leaf.start[0]
         self._n = leaf.n  # envpool has no MultiDiscrete
+        self.plain = self._axes is None and leaf.n is None and len(shape) > 0
+        """Whether arrays are stored as they come, but for their type."""
 
     def stored(self, array: np.ndarray) -> np.ndarray:
         """View the leaf in stored form.

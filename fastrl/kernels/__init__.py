@@ -3,6 +3,7 @@
     images_to_bf16, images_to_f32   rows of uint8 images, picked, normalised, channels last
     choose                          log-probabilities and uniform numbers to actions
     uniform                         the hash that noise is made of
+    RowFinisher                     what follows a step: stored rewards, reset rows, episodes
 
 Arrays are numpy's or torch's, on the CPU, and are written in place. Every function lets go of the
 GIL, allocates nothing and has a counterpart of several passes in torch or numpy that tests hold it
@@ -12,6 +13,7 @@ to, and that other devices use.
 from fastrl.kernels._kernels import (
     MOST_CHANNELS,
     MOST_CHOICES,
+    RowFinisher,
     choose,
     images_to_bf16,
     images_to_f32,
@@ -21,6 +23,7 @@ from fastrl.kernels._kernels import (
 __all__ = [
     "MOST_CHANNELS",
     "MOST_CHOICES",
+    "RowFinisher",
     "choose",
     "images_to_bf16",
     "images_to_f32",

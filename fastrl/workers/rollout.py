@@ -24,6 +24,7 @@ from fastrl.envs.finite import all_finite, refuse_observation, refuse_reward
 from fastrl.envs.options import EnvOptions
 from fastrl.envs.seeding import env_rng, part_seed
 from fastrl.errors import ConfigError
+from fastrl.kernels import RowFinisher
 from fastrl.monitor.accounts import (
     CLOCK_SIZE,
     ROW_SHIFT,
@@ -44,28 +45,6 @@ ACTED, RETURNED = 0, 1  # sources of the inbox
 READY, FULL = 0, 1  # rings of the outbox
 
 
-class RewardForLearner:
-    """What is stored of a raw reward: scaled, then clipped."""
-
-    def __init__(self, config: TrainConfig) -> None:
-        self._scale = np.float32(config.reward_scale)
-        self._scaled = config.reward_scale != 1.0
-        self._sign = config.reward_clip == "sign"
-        clip = config.reward_clip
-        self._limit = None if isinstance(clip, str) else np.float32(clip)
-
-    def __call__(self, raw: np.ndarray, stored: np.ndarray) -> None:
-        """Write what `raw`, f32 [E], is for the learner to `stored`, f32 [E]."""
-        if self._scaled:
-            raw = raw * self._scale
-        if self._sign:
-            np.sign(raw, out=stored)
-        elif self._limit is not None:
-            np.clip(raw, -self._limit, self._limit, out=stored)
-        else:
-            stored[...] = raw
-
-
 class RolloutGroup:
     """One group of E environments, its slots and its episode statistics; used by one process
     only."""
@@ -79,7 +58,6 @@ class RolloutGroup:
         self._first_slot = group * plan.slots_per_group
         self._num_slots = plan.slots_per_group
         self._T = plan.rollout_length
-        self._stored_reward = RewardForLearner(plan.config)
         self._sampled = shared.progress.load(group) & SAMPLED_MASK
         self._filled = shared.filled.load(group)
         self._slot = self._first_slot + self._filled % self._num_slots
@@ -91,6 +69,24 @@ class RolloutGroup:
         self._episode_dtype = episode_dtype(len(plan.config.log_info))
         keys = len(plan.config.log_info)
         self._info = np.zeros((E, keys)) if keys else None
+        clip = plan.config.reward_clip
+        self._rows = RowFinisher(
+            reward=self._reward,
+            episode_over=self._episode_over,
+            terminated=shared.terminated,
+            truncated=shared.truncated,
+            ignored=shared.ignored,
+            stored_reward=shared.reward,
+            returns=self._return,
+            lengths=self._length,
+            scale=plan.config.reward_scale,
+            limit=None if isinstance(clip, str) else clip,
+            sign=clip == "sign",
+        )
+        # Views of each row are made once: a slot's turn comes again.
+        self._views: list[tuple[dict[str, np.ndarray], StepOut] | None] = [None] * (
+            self._num_slots * self._T
+        )
         self._set_progress = getattr(env, "set_progress", None)
         self._env_index = group * E + np.arange(E, dtype=np.int32)
         # The newest observation while the group waits for a slot: what the first reset wrote, later
@@ -115,7 +111,7 @@ class RolloutGroup:
         rngs = [env_rng(seed, int(index)) for index in self._env_index]
         steps = np.array([rng.integers(0, max(1, plan.config.stagger)) for rng in rngs])
         self._tell_progress()
-        self._return, self._length = self._env.reset(
+        self._return[:], self._length[:] = self._env.reset(
             self._pending_obs, steps, rngs, self._pending_mask
         )
         if not np.isfinite(self._return).all():
@@ -162,29 +158,19 @@ class RolloutGroup:
         filled.
         """
         shared, slot, row = self._shared, self._slot, self._row
-        terminated, truncated = shared.terminated[slot, row], shared.truncated[slot, row]
-        ignored, next_ignored = shared.ignored[slot, row], shared.ignored[slot, row + 1]
-        out = StepOut(
-            obs={key: obs[slot, row + 1] for key, obs in shared.obs.items()},
-            reward=self._reward,
-            terminated=terminated,
-            truncated=truncated,
-            episode_over=self._episode_over,
-            action_mask={key: mask[slot, row + 1] for key, mask in shared.action_mask.items()},
-            info=self._info,
-        )
+        place = (slot - self._first_slot) * self._T + row
+        action, out = self._views[place] or self._make_views(place)
         if self._info is not None:
             self._info.fill(np.nan)
-        self._env.step({key: action[slot, row] for key, action in shared.action.items()}, out)
-        if not all_finite(self._reward):
+        self._env.step(action, out)
+        valid, finite, terminated, over = self._rows.finish(slot, row)
+        self._sampled += valid
+        if not finite:
             this_row = self._filled * self._T + row
             refuse_reward(self._env.spec, self._reward, self._env_index, this_row)
-        self._stored_reward(self._reward, shared.reward[slot, row])
-        np.logical_or(terminated, truncated, out=next_ignored)
-        if terminated.any():
-            self._make_finite(terminated)
-        self._count(ignored)
-        if self._episode_over.any():
+        if terminated:
+            self._make_finite(out.terminated)
+        if over:
             episodes.push(self._take_episodes().tobytes())
         self._row = row = row + 1
         if row < self._T:
@@ -200,8 +186,25 @@ class RolloutGroup:
         # slots.
         self._pending_obs = {key: obs[slot, row] for key, obs in shared.obs.items()}
         self._pending_mask = {key: mask[slot, row] for key, mask in shared.action_mask.items()}
-        self._pending_ignored = next_ignored
+        self._pending_ignored = shared.ignored[slot, row]
         return self._enter_slot(), True
+
+    def _make_views(self, place: int) -> tuple[dict[str, np.ndarray], StepOut]:
+        """Views of a row of this group's slots: its actions, and where their outcome goes."""
+        shared = self._shared
+        slot, row = self._first_slot + place // self._T, place % self._T
+        out = StepOut(
+            obs={key: obs[slot, row + 1] for key, obs in shared.obs.items()},
+            reward=self._reward,
+            terminated=shared.terminated[slot, row],
+            truncated=shared.truncated[slot, row],
+            episode_over=self._episode_over,
+            action_mask={key: mask[slot, row + 1] for key, mask in shared.action_mask.items()},
+            info=self._info,
+        )
+        action = {key: values[slot, row] for key, values in shared.action.items()}
+        self._views[place] = (action, out)
+        return action, out
 
     def _make_finite(self, terminated: np.ndarray) -> None:
         """Replace what is not finite in the final observations of terminated episodes.
@@ -229,13 +232,6 @@ class RolloutGroup:
             if obs.dtype == np.float32 and not all_finite(obs[slot]):
                 first_row = self._filled * self._T
                 refuse_observation(self._env.spec, key, obs[slot], self._env_index, first_row)
-
-    def _count(self, ignored: np.ndarray) -> None:
-        """Add the row to the running episodes; a reset row has reward 0 and is no step."""
-        self._return += self._reward
-        valid = ~ignored
-        self._length += valid
-        self._sampled += int(np.count_nonzero(valid))
 
     def _take_episodes(self) -> np.ndarray:
         """Return the episodes that ended in the last step as records of `episode_dtype`."""

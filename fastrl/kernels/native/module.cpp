@@ -12,6 +12,7 @@
 #include "choice.h"
 #include "images.h"
 #include "noise.h"
+#include "rows.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -90,6 +91,60 @@ void uniform_rows(std::uint64_t key, const Vector<const std::int64_t>& env,
   uniform(key, env.data(), step.data(), env.shape(0), out.shape(1), out.data());
 }
 
+template <class T>
+using Rows = Array<T, nb::ndim<3>>;
+
+// The arrays of one group's rows, and where their running episodes are kept.
+class RowFinisher {
+ public:
+  RowFinisher(Vector<const float> reward, Vector<const bool> episode_over,
+              Rows<const bool> terminated, Rows<const bool> truncated, Rows<bool> ignored,
+              Rows<float> stored_reward, Vector<double> returns, Vector<std::int64_t> lengths,
+              float scale, std::optional<float> limit, bool sign)
+      : reward_(std::move(reward)), episode_over_(std::move(episode_over)),
+        terminated_(std::move(terminated)), truncated_(std::move(truncated)),
+        ignored_(std::move(ignored)), stored_reward_(std::move(stored_reward)),
+        returns_(std::move(returns)), lengths_(std::move(lengths)), scale_(scale),
+        limit_(limit.value_or(0.0f)),
+        clip_(sign ? Clip::sign : limit ? Clip::limit : Clip::off) {
+    const std::size_t size = reward_.shape(0);
+    for (const std::size_t found :
+         {episode_over_.shape(0), terminated_.shape(2), truncated_.shape(2), ignored_.shape(2),
+          stored_reward_.shape(2), returns_.shape(0), lengths_.shape(0)})
+      check_equal(found, size, "The number of environments");
+    for (const std::size_t found : {truncated_.shape(0), ignored_.shape(0), stored_reward_.shape(0)})
+      check_equal(found, terminated_.shape(0), "The number of slots");
+    for (const std::size_t found :
+         {truncated_.shape(1), ignored_.shape(1) - 1, stored_reward_.shape(1)})
+      check_equal(found, terminated_.shape(1), "The number of rows");
+  }
+
+  nb::tuple finish(std::size_t slot, std::size_t row) {
+    const std::size_t size = reward_.shape(0), length = terminated_.shape(1);
+    if (slot >= terminated_.shape(0) || row >= length)
+      refuse("There is no row " + std::to_string(row) + " of slot " + std::to_string(slot) + ".");
+    const std::size_t at = (slot * length + row) * size;
+    const std::size_t at_ignored = (slot * (length + 1) + row) * size;
+    const RowFacts facts = finish_row(
+        Row{size, reward_.data(), terminated_.data() + at, truncated_.data() + at,
+            episode_over_.data(), ignored_.data() + at_ignored, ignored_.data() + at_ignored + size,
+            stored_reward_.data() + at, returns_.data(), lengths_.data()},
+        scale_, clip_, limit_);
+    return nb::make_tuple(facts.valid, facts.finite, facts.terminated, facts.over);
+  }
+
+ private:
+  Vector<const float> reward_;
+  Vector<const bool> episode_over_;
+  Rows<const bool> terminated_, truncated_;
+  Rows<bool> ignored_;
+  Rows<float> stored_reward_;
+  Vector<double> returns_;
+  Vector<std::int64_t> lengths_;
+  float scale_, limit_;
+  Clip clip_;
+};
+
 }  // namespace
 }  // namespace fastrl
 
@@ -102,5 +157,12 @@ NB_MODULE(_kernels, m) {
   m.def("images_to_f32", &images<float>, "rows"_a, "index"_a, "mean"_a.none(), "scale"_a.none(),
         "clip"_a, "out"_a);
   m.def("choose", &choose_rows, "log_p"_a, "u"_a, "action"_a, "log_prob"_a);
+  nb::class_<RowFinisher>(m, "RowFinisher")
+      .def(nb::init<Vector<const float>, Vector<const bool>, Rows<const bool>, Rows<const bool>,
+                    Rows<bool>, Rows<float>, Vector<double>, Vector<std::int64_t>, float,
+                    std::optional<float>, bool>(),
+           "reward"_a, "episode_over"_a, "terminated"_a, "truncated"_a, "ignored"_a,
+           "stored_reward"_a, "returns"_a, "lengths"_a, "scale"_a, "limit"_a.none(), "sign"_a)
+      .def("finish", &RowFinisher::finish, "slot"_a, "row"_a);
   m.def("uniform", &uniform_rows, "key"_a, "env"_a, "step"_a, "out"_a);
 }
