@@ -73,8 +73,10 @@ class RolloutOptions:
     workers: int | Literal["auto"] = "auto"
     """Rollout processes; auto takes one per core that this process may use. 0: everything in one
     process, for a debugger, with the bits of --mode sync."""
-    groups_per_worker: int = 2
-    """Groups a worker alternates between: while one waits for actions, the other steps."""
+    groups_per_worker: int = UNSET
+    """Groups a worker alternates between: while one waits for actions, the other steps. Default 2,
+    and in async 1 where there are more than two workers per core: other workers step meanwhile, and
+    larger groups cost less."""
     envs_per_worker: int = UNSET
     """Environments of one worker over all its groups; by default 128 environments are spread
     evenly."""
@@ -339,15 +341,15 @@ def check_sizes(config: TrainConfig) -> None:
     groups, batch_size, length = config.groups_per_worker, config.batch_size, config.rollout_length
     if config.envs_per_worker is None:
         return
-    if config.envs_per_worker % groups:
+    if groups is not None and config.envs_per_worker % groups:
         raise ConfigError(
             f"--envs-per-worker {config.envs_per_worker} is not a multiple of --groups-per-worker "
             f"{groups}; the groups of a worker have equal sizes."
         )
     if batch_size is None or length is None:
         return
-    envs_per_group = config.envs_per_worker // groups
-    if batch_size % (length * envs_per_group):
+    if groups is not None and batch_size % (length * config.envs_per_worker // groups):
+        envs_per_group = config.envs_per_worker // groups
         raise ConfigError(
             f"--batch-size {batch_size} is not a multiple of {length * envs_per_group}, the steps "
             f"of one slot (--rollout-length {length} x {envs_per_group} environments per group)."

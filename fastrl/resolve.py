@@ -19,6 +19,10 @@ DEFAULT_NUM_ENVS = 128
 overhead."""
 
 
+WORKERS_PER_CORE = 2
+"""With more workers than that a core always has another one to run."""
+
+
 LAG_IN_BATCHES = 8
 """Batches that a row may be older than the weights, where ``max_policy_lag`` is not given."""
 
@@ -66,14 +70,17 @@ def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> T
 
 
 def _spread(config: TrainConfig, sync: bool, cores: int) -> dict[str, int]:
-    """Decide `workers` and `envs_per_worker` where the user has not."""
-    groups, envs = config.groups_per_worker, config.envs_per_worker
+    """Decide `workers`, `groups_per_worker` and `envs_per_worker` where the user has not."""
+    envs = config.envs_per_worker
     workers = cores if config.workers == "auto" else config.workers
+    groups = config.groups_per_worker or _groups(workers, envs, sync, cores)
     if envs is not None:
-        return {"workers": workers}
+        return {"workers": workers, "groups_per_worker": groups}
     if not sync:
         share = math.ceil(DEFAULT_NUM_ENVS / (workers * groups))
-        return {"workers": workers, "envs_per_worker": groups * share}
+        return {
+            "workers": workers, "groups_per_worker": groups, "envs_per_worker": groups * share
+        }  # fmt: skip
     # In sync the number of environments must not depend on the machine.
     if config.workers == "auto":
         fitting = [n for n in range(1, cores + 1) if DEFAULT_NUM_ENVS % (n * groups) == 0]
@@ -84,7 +91,18 @@ def _spread(config: TrainConfig, sync: bool, cores: int) -> dict[str, int]:
             f"{DEFAULT_NUM_ENVS} environments that sync mode takes by default; name "
             "--envs-per-worker."
         )
-    return {"workers": workers, "envs_per_worker": DEFAULT_NUM_ENVS // max(1, workers)}
+    share = DEFAULT_NUM_ENVS // max(1, workers)
+    return {"workers": workers, "groups_per_worker": groups, "envs_per_worker": share}
+
+
+def _groups(workers: int, envs: int | None, sync: bool, cores: int) -> int:
+    """The default of `groups_per_worker`.
+
+    A group's step has a price of its own (with many processes it finds the caches cold: about 100
+    µs), so a second group is for workers that would otherwise idle while they wait for actions.
+    """
+    many = not sync and workers > WORKERS_PER_CORE * cores
+    return 1 if many or (envs is not None and envs % 2) else 2
 
 
 def versions_per_batch(config: TrainConfig) -> int:

@@ -110,7 +110,10 @@ def test_a_batch_is_one_slot_of_every_group_and_is_cut_into_whole_columns():
         ({"clip": 0.0}, "--clip is 0.0; it must be more than 0"),
         ({"max_grad_norm": float("inf")}, "--max-grad-norm is inf"),
         ({"c_bar": 2.0}, "--c-bar 2.0 is larger than --rho-bar 1.0"),
-        ({"envs_per_worker": 3}, "--envs-per-worker 3 is not a multiple of --groups-per-worker 2"),
+        (
+            {"envs_per_worker": 3, "groups_per_worker": 2},
+            "--envs-per-worker 3 is not a multiple of --groups-per-worker 2",
+        ),
         ({"stop_at_return": float("nan")}, "--stop-at-return is nan"),
         ({"device": "gpu"}, "--device is 'gpu'"),
         ({"preset": "atri"}, "no preset 'atri'; there are: atari"),
@@ -196,6 +199,18 @@ def test_a_checked_configuration_has_the_declared_types():
     assert {type(width) for width in checked.hidden} == {int}
 
 
+@pytest.mark.parametrize(
+    "workers, envs, mode, groups",
+    [(4, None, "async", 2), (5, None, "async", 1), (64, 4, "async", 1), (64, 4, "sync", 2), (1, 3, "async", 1)],
+)  # fmt: skip
+def test_many_workers_have_one_group_each(workers, envs, mode, groups):
+    """On 2 cores: beyond two workers per core another one steps while a group waits."""
+    config = TrainConfig(env="x:y", seed=1, workers=workers, envs_per_worker=envs, mode=mode)
+    resolved = resolve(config, spec("vector"), 2, False)
+    assert resolved.groups_per_worker == groups
+    assert resolved.envs_per_worker % groups == 0
+
+
 def test_what_is_unset_stays_unset():
     assert check(TrainConfig(env="x:y")) == TrainConfig(env="x:y")
 
@@ -209,7 +224,7 @@ def test_what_is_unset_stays_unset():
     ],
 )
 def test_sizes_that_are_all_given_are_refused_before_the_spaces_are_known(options, sentence):
-    sizes = {"workers": 2, "envs_per_worker": 6, "rollout_length": 8}
+    sizes = {"workers": 2, "groups_per_worker": 2, "envs_per_worker": 6, "rollout_length": 8}
     assert sentence in refusal(**sizes, **options)
     config = TrainConfig(env="x:y", seed=1, **sizes, **options)
     with pytest.raises(ConfigError, match=sentence):
