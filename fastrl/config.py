@@ -147,8 +147,8 @@ class ComputeOptions:
     device: str = "cpu"
     """Where the networks run: cpu, cuda or cuda:N."""
     dtype: Literal["f32", "bf16"] = UNSET
-    """Compute format of the encoder; default f32, and bf16 for images in async where the processor
-    has bf16 instructions."""
+    """Compute format of the encoder; default f32, but in async, on a processor with bf16
+    instructions, the cheaper one of both, tried out at the first start and remembered."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> T
     spaces.
 
     ``cores`` is the number this process may use; ``bf16_cpu`` whether the processor computes in
-    bf16. Raises ConfigError where the sizes that result contradict each other.
+    bf16: then ``dtype`` may stay UNSET, for the learner to try out. Raises ConfigError where the
+    sizes that result contradict each other.
     """
     image = any(leaf.is_large_image for leaf in spec.observation.values())
     games = config.env.startswith(("atari:", "ale:"))
@@ -47,8 +48,7 @@ def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> T
         values["log_every"] = "10u" if sync else "5s"
     values |= _spread(config, sync, cores)
     if config.dtype is None:
-        use_bf16 = image and (bf16_cpu or config.device != "cpu") and not sync
-        values["dtype"] = "bf16" if use_bf16 else "f32"
+        values["dtype"] = _dtype(config, image, sync, bf16_cpu)
     resolved = dataclasses.replace(config, **values)
     if config.batch_size is None:
         every_env = max(1, int(resolved.workers)) * resolved.envs_per_worker
@@ -67,6 +67,13 @@ def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> T
             resolved, max_policy_lag=LAG_IN_BATCHES * versions_per_batch(resolved)
         )
     return resolved
+
+
+def _dtype(config: TrainConfig, image: bool, sync: bool, bf16_cpu: bool) -> str | None:
+    """The compute format, as far as it does not take a measurement."""
+    if config.device != "cpu":
+        return "bf16" if image and not sync else "f32"
+    return "f32" if sync or not bf16_cpu else None
 
 
 def _spread(config: TrainConfig, sync: bool, cores: int) -> dict[str, int]:

@@ -43,19 +43,19 @@ def test_every_option_is_in_exactly_one_section_and_documented():
 
 
 @pytest.mark.parametrize(
-    "env, observation, preset, dtype, reward_clip",
+    "env, observation, preset, reward_clip",
     [
-        ("atari:Pong", spec("image"), "atari", "bf16", "sign"),
-        ("ale:pong", spec("image"), "atari", "bf16", "sign"),
-        ("x:y", spec("image"), "image", "bf16", "off"),
-        ("x:y", spec("image", (3, 7, 7)), "vector", "f32", "off"),
-        ("x:y", spec("vector"), "vector", "f32", "off"),
+        ("atari:Pong", spec("image"), "atari", "sign"),
+        ("ale:pong", spec("image"), "atari", "sign"),
+        ("x:y", spec("image"), "image", "off"),
+        ("x:y", spec("image", (3, 7, 7)), "vector", "off"),
+        ("x:y", spec("vector"), "vector", "off"),
     ],
 )
-def test_the_preset_follows_the_kind_of_observation(env, observation, preset, dtype, reward_clip):
-    config = resolve(TrainConfig(env=env, seed=1), observation, cores=4, bf16_cpu=True)
+def test_the_preset_follows_the_kind_of_observation(env, observation, preset, reward_clip):
+    config = resolve(TrainConfig(env=env, seed=1), observation, cores=4, bf16_cpu=False)
     assert config.reward_clip == reward_clip
-    assert (config.preset, config.dtype, config.workers) == (preset, dtype, 4)
+    assert (config.preset, config.dtype, config.workers) == (preset, "f32", 4)
     assert config.envs_per_worker == 32, "128 environments over 4 workers"
     unset = [name for name in field_names() if getattr(config, name) is None]
     assert set(unset) == {
@@ -200,8 +200,30 @@ def test_a_checked_configuration_has_the_declared_types():
 
 
 @pytest.mark.parametrize(
+    "options, kind, bf16_cpu, dtype",
+    [
+        ({}, "image", True, None),
+        ({}, "vector", True, None),
+        ({}, "image", False, "f32"),
+        ({"mode": "sync"}, "image", True, "f32"),
+        ({"dtype": "bf16"}, "image", False, "bf16"),
+        ({"device": "cuda"}, "image", False, "bf16"),
+        ({"device": "cuda"}, "vector", True, "f32"),
+    ],
+)
+def test_the_format_is_left_to_a_measurement_where_there_is_a_choice(
+    options, kind, bf16_cpu, dtype
+):
+    config = TrainConfig(env="x:y", seed=1, **options)
+    assert resolve(config, spec(kind), 2, bf16_cpu).dtype == dtype
+
+
+@pytest.mark.parametrize(
     "workers, envs, mode, groups",
-    [(4, None, "async", 2), (5, None, "async", 1), (64, 4, "async", 1), (64, 4, "sync", 2), (1, 3, "async", 1)],
+    [
+        (4, None, "async", 2), (5, None, "async", 1), (64, 4, "async", 1), (64, 4, "sync", 2),
+        (1, 3, "async", 1),
+    ],
 )  # fmt: skip
 def test_many_workers_have_one_group_each(workers, envs, mode, groups):
     """On 2 cores: beyond two workers per core another one steps while a group waits."""

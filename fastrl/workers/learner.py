@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from fastrl.models.registry import register_models
 from fastrl.monitor.accounts import Clock, Control
 from fastrl.shm import Closed
 from fastrl.workers.batch import BatchReader
+from fastrl.workers.formats import choose_dtype
 from fastrl.workers.heap import keep_freed_memory
 from fastrl.workers.journal import Journal
 from fastrl.workers.learner_start import Built, LearnerStart
@@ -148,14 +150,16 @@ def build(config: TrainConfig, spec: EnvSpec, origin: Origin | None) -> tuple[Up
             f"--device is {config.device}, but torch {torch.__version__} sees "
             f"{torch.cuda.device_count()} CUDA devices here; use --device cpu."
         )
-    torch.manual_seed(config.seed)
     try:
+        if config.dtype is None:
+            config = replace(config, dtype=choose_dtype(spec, config))
+        torch.manual_seed(config.seed)
         updater = Updater(spec, config)
     except (ValueError, RuntimeError, MemoryError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise ConfigError(f"There is no network for {config.env}: {reason}.") from error
     start, warnings = (Start(), []) if origin is None else _restore(updater, origin, config.env)
-    return updater, Built(updater.num_params, start, warnings)
+    return updater, Built(config, updater.num_params, start, warnings)
 
 
 def _restore(updater: Updater, origin: Origin, env_id: str) -> tuple[Start, list[str]]:

@@ -28,6 +28,8 @@ class LearnerStart:
 class Built:
     """What main is told once the network is built and, where there is an origin, restored."""
 
+    config: TrainConfig
+    """Without an option that was left open: see `formats.choose_dtype`."""
     num_params: int
     start: Start
     warnings: list[str]

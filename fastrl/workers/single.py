@@ -59,6 +59,7 @@ def train_in_this_process(folder: RunFolder, console: Console) -> int:
         spec = describe(folder.config.env, folder.config.section(EnvOptions))
         config = resolve(folder.config, spec, available_cores(), has_bf16())
         updater, built = build(config, spec, folder.origin)
+        config = built.config
         plan = Plan(config, spec, built.num_params, available_cores(), built.start, started)
         plan.check_memory()
         envs = [make_first_group(config, built.start.rows, generation=0)]

@@ -108,6 +108,7 @@ class Supervisor:
             # Other episodes than those before, which the checkpoint counts.
             built = crew.expect(learner, "built")
             crew.send(first, (config, built.start.rows))
+        config = built.config
         plan = Plan(config, spec, built.num_params, cores, built.start, began)
         plan.check_memory()
         crew.watch_forkserver(crew.expect(first, "constructed"))

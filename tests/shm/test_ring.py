@@ -195,6 +195,32 @@ def test_nobody_wakes_a_consumer_that_is_awake() -> None:
     assert producer.wakes == 0
 
 
+def push_to_one_who_looks(shared: Shared, total: int) -> None:
+    producer = Producer([shared["ring"]], [shared["ring_bell"]])
+    sent, zeros = 0, np.zeros(8, np.uint32)
+    while sent < total:
+        if sent % 2:
+            sent += producer.push(0, sent)
+        else:
+            sent += producer.push_many(zeros, np.arange(sent, sent + 8, dtype=np.uint64))
+    # Each would have been a system call.
+    assert producer.wakes == 0
+
+
+def test_nobody_wakes_one_who_looks_again_and_again_in_another_process() -> None:
+    shared, total = Shared.rings(256, "ring"), 200_000
+    child = start(push_to_one_who_looks, shared, total)
+    consumer = Consumer([shared["ring"]], shared["ring_bell"])
+    words, sources = words_for(64)
+    received = 0
+    while received < total:
+        received += consumer.pop_many(words, sources, 0.0)
+    assert consumer.sleeps == 0
+    # The bell, its first word, counts what came while somebody slept.
+    assert int(shared["ring_bell"][:4].view(np.uint32)[0]) == 0
+    join(child)
+
+
 def echo(shared: Shared) -> None:
     consumer = Consumer([shared["there"]], shared["there_bell"])
     producer = Producer([shared["back"]], [shared["back_bell"]])

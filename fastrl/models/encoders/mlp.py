@@ -77,7 +77,10 @@ class MLPEncoder(nn.Module):
         for layer in layers:
             weight = layer.weight.t()
             if self.activation == "tanh":
-                x = fast_tanh(torch.addmm(layer.bias, x, weight, beta=2, alpha=2 * scale))
+                # In bf16 only the products are: near 1/2, where sigmoid is for small x, bf16 has
+                # steps of 0.004.
+                twice_x = torch.addmm(layer.bias, x.to(dtype), weight, beta=2, alpha=2 * scale)
+                x = fast_tanh(twice_x.float())
             else:
                 x = torch.addmm(layer.bias, x, weight, alpha=scale)
                 x = F.relu_(x) if self.activation == "relu" else F.elu_(x)

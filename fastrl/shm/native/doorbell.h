@@ -3,20 +3,24 @@
 //   producer                              consumer
 //   --------                              --------
 //   publish the word (ring.h)             b = bell
-//   bell += words published               asleep = {1, wake_at = b + words still needed}
-//   if asleep and bell has reached        look once more at everything that can be published
-//      wake_at: claim it, futex-wake      futex-wait while bell == b
+//   asleep? else done                     asleep = {1, wake_at = b + words still needed}
+//   bell += words published               look once more at everything that can be published
+//   if bell has reached wake_at:          futex-wait while bell == b
+//      claim the sleeper, futex-wake
 //
 // Either the consumer's last look sees the word, or the producer's look at `asleep`, which comes
 // after its word in the one total order of sequentially consistent operations, sees the sleeper.
 // And if the bell rings between the consumer's two reads of it (its own and the kernel's), the
 // kernel refuses to put it to sleep. So a wake-up cannot be lost, and a consumer that is awake
-// (`asleep` is 0) costs its producers no system call. (The kernel's barriers would excuse a weaker
-// `asleep` on the machines we know. The C++ memory model knows no kernel, so we do not use that.)
+// (`asleep` is 0) costs its producers a load each: no system call, and no write to a line that they
+// share. (The kernel's barriers would excuse a weaker `asleep` on the machines we know. The C++
+// memory model knows no kernel, so we do not use that.)
 //
 // `wake_at` lets a consumer that wants several words sleep through the first ones. The bell counts
-// words modulo 2^32; it may run behind the rings for ever, where a producer was killed between
-// its word and the bell, so nobody sleeps longer than rescan_ns before it looks again.
+// those modulo 2^32 that came while it slept, and sometimes one too many: of a producer that was
+// slow to ring for an earlier sleep, which makes this one end early, and the consumer looks and
+// sleeps again. It may count too few only where a producer was killed between its word and the
+// bell, so nobody sleeps longer than rescan_ns before it looks again.
 //
 // All-zero memory is a doorbell that nobody waits at. Any number of producers; one consumer.
 #pragma once
@@ -67,9 +71,12 @@ struct Doorbell {
 
   // Producer: announces `words` that are already published. True if that took a system call.
   bool ring(std::uint32_t words) {
-    // seq_cst: after the index store before it and before the load below, in the order all agree on.
+    // seq_cst: after the index store before it, in the order all agree on. Pairs with the store in
+    // announce_sleep: one of the two sides sees the other.
+    if (asleep.load(std::memory_order_seq_cst) == 0) return false;
+    // seq_cst: before the load below. Of several producers the last to ring sees all their words.
     const std::uint32_t rung = bell.fetch_add(words, std::memory_order_seq_cst) + words;
-    // seq_cst: pairs with the store in announce_sleep; one of the two sides sees the other.
+    // seq_cst: as above. Once more, since this may be another sleep by now, with its own wake_at.
     std::uint64_t sleeper = asleep.load(std::memory_order_seq_cst);
     if (sleeper == 0) return false;
     if (static_cast<std::int32_t>(rung - static_cast<std::uint32_t>(sleeper)) < 0) return false;
