@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tyro
-from run_records import read_records
 
+from fastrl.bench.records import read_records
 from fastrl.config_file import load_config
 
 RETURN = "charts/episodic_return"

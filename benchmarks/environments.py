@@ -23,9 +23,9 @@ from pathlib import Path
 
 import tyro
 from marked_part import read_part, replace_part
-from run_records import read_records
-from throughput import PACKAGES, cpu_model
 
+from fastrl.bench.records import read_records
+from fastrl.bench.report import PACKAGES, machine
 from fastrl.config_file import load_config
 from fastrl.envs import EnvOptions, describe
 from fastrl.envs.check import describe_spec
@@ -154,7 +154,7 @@ def main() -> int:
         return 2
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in (*PACKAGES, "ale-py"))
     lines = [
-        f"On {cpu_model()}, with {versions}; presets and options at their defaults but for",
+        f"On {machine()['cpu']}, with {versions}; presets and options at their defaults but for",
         "`--total-steps` and `--seed 1`; times include the start; the return is the mean of 16 raw",
         "episodes of `fastrl-eval`.",
         "",

@@ -20,7 +20,6 @@ import fnmatch
 import json
 import math
 import os
-import platform
 import re
 import select
 import shutil
@@ -31,19 +30,17 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tyro
 from marked_part import replace_part
-from run_records import read_records
-from throughput import PACKAGES, cpu_model
 
+from fastrl.bench.records import read_records
+from fastrl.bench.report import machine, versions
 from fastrl.config import TrainConfig
 from fastrl.envs import envpool_adapter
 from fastrl.errors import ConfigError
-from fastrl.workers.machine import available_cores
 from fastrl.workers.process import die_with_parent
 
 KINDS = ("trained", "refused", "failed")
@@ -278,12 +275,8 @@ def by_sentence(outcomes: Sequence[Outcome], kind: str) -> list[str]:
 def report(options: Options, outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
     """Everything, for the JSON file."""
     return {
-        "machine": {"cpu": cpu_model(), "cores": available_cores()},
-        "versions": {
-            **{name: metadata.version(name) for name in PACKAGES},
-            "gymnasium": metadata.version("gymnasium"),
-            "python": platform.python_version(),
-        },
+        "machine": machine(),
+        "versions": versions(),
         "options": {"only": options.only, "steps": options.steps, "limit": options.limit},
         "seconds": seconds,
         "counts": {kind: sum(o.kind == kind for o in outcomes) for kind in KINDS},
@@ -293,9 +286,9 @@ def report(options: Options, outcomes: Sequence[Outcome], seconds: float) -> dic
 
 def in_markdown(options: Options, outcomes: Sequence[Outcome]) -> list[str]:
     """The tables as lines of Markdown."""
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
+    installed = ", ".join(f"{name} {version}" for name, version in versions().items())
     lines = [
-        f"{len(outcomes):,} ids on {cpu_model()}, {options.jobs} at a time, with {versions}:",
+        f"{len(outcomes):,} ids on {machine()['cpu']}, {options.jobs} at a time, with {installed}:",
         f"{sum(outcome.seconds for outcome in outcomes) / 60:.0f} minutes of processes.",
         "",
         "```",

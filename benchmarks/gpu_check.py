@@ -24,13 +24,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from run_records import read_records
-from synthetic_rows import ACTIONS, filled_arena, sample_observations, spec_of, synthetic_rollout
-from timed_run import EngineFailed, command_line
 from torch import Tensor
 
 from fastrl.algo.losses import appo_loss, impala_loss
 from fastrl.algo.vtrace import vtrace_appo, vtrace_impala
+from fastrl.bench.engine_run import EngineFailed, command_line
+from fastrl.bench.records import read_records
+from fastrl.bench.synthetic_rows import (
+    ACTIONS,
+    filled_arena,
+    sample_observations,
+    spec_of,
+    synthetic_rollout,
+)
 from fastrl.config import TrainConfig
 from fastrl.envs import EnvSpec
 from fastrl.models.acting import ActingPolicy

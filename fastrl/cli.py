@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import typing
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,62 +14,10 @@ from typing import Annotated, Any
 import tyro
 
 from fastrl.bench.options import COMMANDS, run
-from fastrl.config import SECTIONS, TrainConfig, field_names
 from fastrl.envs.options import EnvOptions, check_ranges
 from fastrl.errors import ConfigError
+from fastrl.flags import described, given_options, parse_train
 from fastrl.monitor.console import discard_stdout, table
-from fastrl.option_docs import option_docs
-
-
-def parse_train(arguments: Sequence[str] | None = None) -> TrainConfig:
-    """Parse flags into a configuration; a wrong flag exits with 2, naming it and the nearest."""
-    fields = []
-    for name, section in SECTIONS.items():
-        described = _described(section)
-        fields.append((name, described, dataclasses.field(default=described())))
-    groups = dataclasses.make_dataclass("Options", fields, frozen=True)
-    with warnings.catch_warnings():
-        # Options that the preset decides are None until then, whatever their type.
-        warnings.filterwarnings("ignore", message=".*annotated with type.*default value `None`.*")
-        warnings.filterwarnings("ignore", message=".*NoneType.* does not match any type in Union.*")
-        parsed: Any = tyro.cli(
-            groups,
-            prog="fastrl-train",
-            description="Train a policy with asynchronous PPO on this machine.",
-            args=arguments,
-            config=(tyro.conf.OmitArgPrefixes,),
-        )
-    values: dict[str, Any] = {}
-    for name in SECTIONS:
-        section = getattr(parsed, name)
-        values |= {f.name: getattr(section, f.name) for f in dataclasses.fields(section)}
-    return TrainConfig(**values)
-
-
-def _described(section: type) -> type:
-    """The section with each field's documentation as one paragraph: tyro would break the lines
-    where the source does."""
-    docs, types = option_docs(section), typing.get_type_hints(section)
-    fields = [
-        (
-            field.name,
-            Annotated[types[field.name], tyro.conf.arg(help=docs[field.name])],
-            dataclasses.field(default=field.default),
-        )
-        for field in dataclasses.fields(section)
-    ]
-    described = dataclasses.make_dataclass(section.__name__, fields, frozen=True)
-    described.__doc__ = section.__doc__
-    return described
-
-
-def given_options(arguments: Sequence[str]) -> set[str]:
-    """Names of the options that the command line sets, also those that it sets to their default."""
-    flags = [word[2:].partition("=")[0] for word in arguments if word.startswith("--")]
-    names = {flag.replace("-", "_") for flag in flags}
-    # A switch that is turned off: --no-fire-reset.
-    names |= {name.removeprefix("no_") for name in names}
-    return names & set(field_names())
 
 
 def train_main(arguments: Sequence[str] | None = None) -> int:
@@ -140,8 +86,8 @@ class CheckOptions:
 
 def check_main(arguments: Sequence[str] | None = None) -> int:
     """`fastrl-check`: 0 without faults, 1 with some, 2 where it cannot be used at all."""
-    described = _described(EnvOptions)
-    environment = ("environment", described, dataclasses.field(default=described()))
+    options_of_env = described(EnvOptions)
+    environment = ("environment", options_of_env, dataclasses.field(default=options_of_env()))
     groups = dataclasses.make_dataclass("Check", [("what", CheckOptions), environment], frozen=True)
     try:
         parsed: Any = tyro.cli(

@@ -8,16 +8,25 @@ learner's and inference's bodies are imported in their own processes.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fastrl.workers.process import Lines, child_of_main
+from fastrl.workers.process import Lines, child_of_main, name_process
 
 if TYPE_CHECKING:
     from fastrl.workers.rollout import RolloutStart
 
+PROCESS_NAMES = {
+    "rollout": "fastrl-rollout",
+    "inference": "fastrl-infer",
+    "learner": "fastrl-learn",
+}
+"""By role, as the kernel shows them (/proc/PID/comm, top)."""
+
 
 def rollout_main(start: RolloutStart, lines: Lines) -> None:
     """Body of a rollout process (from the forkserver, which has it imported)."""
+    name_process(PROCESS_NAMES["rollout"])
     with child_of_main(lines):
         from fastrl.workers.rollout import run
 
@@ -26,6 +35,7 @@ def rollout_main(start: RolloutStart, lines: Lines) -> None:
 
 def inference_main(lines: Lines) -> None:
     """Body of the inference process (spawned)."""
+    name_process(PROCESS_NAMES["inference"])
     with child_of_main(lines):
         from fastrl.workers.inference import run
 
@@ -34,6 +44,7 @@ def inference_main(lines: Lines) -> None:
 
 def learner_main(lines: Lines, fifo: Any) -> None:
     """Body of the learner process (spawned)."""
+    name_process(PROCESS_NAMES["learner"])
     # Read when torch is loaded: threads that wait for their next kernel must not spin on a core
     # that rollouts could use.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -41,3 +52,11 @@ def learner_main(lines: Lines, fifo: Any) -> None:
         from fastrl.workers.learner import run
 
         run(lines, fifo)
+
+
+class Bodies(NamedTuple):
+    """What the processes of a run do: functions that can be imported by name."""
+
+    rollout: Callable[[RolloutStart, Lines], None] = rollout_main
+    inference: Callable[[Lines], None] = inference_main
+    learner: Callable[[Lines, Any], None] = learner_main

@@ -17,7 +17,7 @@ from typing import Any
 
 from fastrl.errors import ConfigError
 from fastrl.shm import Arena, CrashReport
-from fastrl.workers.bodies import inference_main, learner_main, rollout_main
+from fastrl.workers.bodies import Bodies
 from fastrl.workers.children import Child
 from fastrl.workers.process import Launcher, Lines
 from fastrl.workers.reports import ReportQueue
@@ -37,7 +37,9 @@ class Crew:
     """All child processes of a run and what they share from the start: the arena and the report
     queue."""
 
-    def __init__(self) -> None:
+    def __init__(self, bodies: Bodies | None = None) -> None:
+        """Prepare to start processes with these bodies, by default those of training."""
+        self._bodies = Bodies() if bodies is None else bodies
         self.arena = Arena.create()
         self.reports = ReportQueue()
         self.members: list[Child] = []
@@ -56,7 +58,7 @@ class Crew:
         lines = Lines(self.arena, crash, theirs, parent_pid=None)
         name = f"rollout-{start.worker}"
         try:
-            process = self._launcher.fork(name, rollout_main, start, lines)
+            process = self._launcher.fork(name, self._bodies.rollout, start, lines)
         except (EOFError, OSError) as error:
             self.raise_if_interrupted()
             raise ProcessDied(
@@ -68,12 +70,12 @@ class Crew:
 
     def launch_learner(self) -> Child:
         """Start the learner; it begins with importing torch and waits for its configuration."""
-        return self._spawn("learner", learner_main, self.reports.fifo)
+        return self._spawn("learner", self._bodies.learner, self.reports.fifo)
 
     def launch_inference(self) -> Child:
         """Start the inference worker; it begins with importing torch and waits for its
         configuration."""
-        return self._spawn("inference", inference_main)
+        return self._spawn("inference", self._bodies.inference)
 
     def _spawn(self, role: str, body: Any, *args: Any) -> Child:
         ours, theirs = multiprocessing.Pipe()

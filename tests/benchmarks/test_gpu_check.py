@@ -5,7 +5,8 @@ from pathlib import Path
 import gpu_check
 import pytest
 import torch
-from synthetic_rows import spec_of
+
+from fastrl.bench.synthetic_rows import spec_of
 
 # TF32 is a matter of CUDA: without it this one is the exact one again.
 COMPARISONS = {n: c for n, c in gpu_check.comparisons("cpu").items() if "engine has it" not in n}

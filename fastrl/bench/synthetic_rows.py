@@ -90,10 +90,10 @@ def filled_arena(plan: Plan, arena: Arena) -> tuple[Shared, np.ndarray]:
         ends = _random_ends(rng, (T, E))
         shared.terminated[slot], shared.truncated[slot], shared.ignored[slot] = ends
         shared.reward[slot] = rng.normal(size=(T, E))
-        for key, leaf in plan.spec.action.items():
+        for key, action in plan.spec.action.items():
             actions = shared.action[key][slot]
-            if leaf.n is not None:
-                actions[...] = rng.integers(leaf.n, size=actions.shape)
+            if action.n is not None:
+                actions[...] = rng.integers(action.n, size=actions.shape)
             else:
                 actions[...] = rng.normal(size=actions.shape)
         shared.log_prob[slot] = rng.normal(-1.8, 0.1, (T, E))

@@ -23,6 +23,10 @@ SPANS = 6
 """Equal parts of the measured time whose rates show the spread of the learned steps."""
 
 
+class NoRate(ValueError):
+    """The measured time was too short; the message says what it showed."""
+
+
 def read_records(run: Path) -> list[Record]:
     """Read the records of a run's folder, without a last line that is still being written.
 
@@ -82,11 +86,11 @@ def learned_rate(records: list[Record]) -> Rate:
 
     Steps are counted once a batch, which may be rarer than a record. So the first and last record
     are those in which a batch has just been counted: the error is that of one interval between
-    records, not that of one batch. Raises ValueError where fewer than two batches were.
+    records, not that of one batch. Raises NoRate where fewer than two batches were.
     """
     fresh = [record for before, record in pairwise(records) if record["steps"] > before["steps"]]
     if len(fresh) < 2:
-        raise ValueError(
+        raise NoRate(
             f"{len(fresh)} of {len(records)} records show a new batch, and a rate takes two: "
             "measure for longer."
         )
@@ -111,10 +115,10 @@ def _slope(first: Record, last: Record) -> float:
 def sampled_rate(records: list[Record]) -> Rate:
     """Rate of sampled steps: the records' ``charts/SPS``, each over the time since the one before.
 
-    Raises ValueError where there are fewer than two records.
+    Raises NoRate where there are fewer than two records.
     """
     if len(records) < 2:
-        raise ValueError(f"{len(records)} records cannot show a rate: measure for longer.")
+        raise NoRate(f"{len(records)} records cannot show a rate: measure for longer.")
     rates = [record["charts/SPS"] for record in records[1:]]
     lengths = [b["seconds"] - a["seconds"] for a, b in pairwise(records)]
     mean = math.fsum(r * s for r, s in zip(rates, lengths, strict=True)) / math.fsum(lengths)

@@ -1,0 +1,222 @@
+"""What the work of one step costs a core: the c's of docs/design.md, section 7.
+
+Every core is busy at once (see `team`), with one process each or with fewer that have several
+threads; all of them measure the same arrangement (a batch size, a dtype) over the same time::
+
+    for each repeat: for each arrangement:  every core works for `seconds` ─▶ steps/s
+
+    c = cores / sum of the rates;  of each kind of work the cheapest arrangement counts
+
+Measured are the run's own environments (`fastrl.envs.make`, random actions, steps that had effect)
+and the run's own network: one forward pass to act (encoder and heads, no sampling), one forward and
+backward pass to learn (encoder in the learner's chunks, heads, no loss). The layout of images is
+the encoder's own, channels-last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastrl.bench.report import Spread
+from fastrl.bench.stepping import adapter_work
+from fastrl.bench.synthetic_rows import sample_observations
+from fastrl.bench.team import Team, Work
+from fastrl.config import TrainConfig
+from fastrl.envs import EnvSpec
+from fastrl.envs.options import EnvOptions
+from fastrl.models.acting import chunk_rows
+from fastrl.models.config import ModelConfig
+from fastrl.models.flat import CastCopy, FlatParameters
+from fastrl.models.policy import ActorCritic
+
+Kind = Literal["env", "inf", "train"]
+KINDS: tuple[Kind, ...] = ("env", "inf", "train")
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """One way of doing one kind of work."""
+
+    kind: Kind
+    size: int
+    """Environments in the group, or rows in the batch."""
+    dtype: str = ""
+    """f32 or bf16; empty for environments."""
+    threads: int = 1
+    """Of each process; there are as many processes as fit on the cores."""
+
+    def __str__(self) -> str:
+        if self.kind == "env":
+            return f"group of {self.size}"
+        threads = f", {self.threads} threads" if self.threads > 1 else ""
+        return f"{self.dtype}, batch of {self.size}{threads}"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Core time per step of one kind of work, in µs, in its cheapest arrangement."""
+
+    arrangement: Arrangement
+    spread: Spread
+
+    @property
+    def median(self) -> float:
+        """The figure that counts."""
+        return self.spread.median
+
+
+Samples = dict[Arrangement, list[float]]
+"""Core time per step in µs, one value per repetition."""
+
+
+def efficiency(steps_per_second: float, work_us: float, cores: int) -> float:
+    """Share of the cores' time that is spent on the work itself: rate x work per step / cores."""
+    return steps_per_second * work_us * 1e-6 / cores
+
+
+def work_per_step(costs: dict[Kind, Cost], epochs: int) -> float:
+    """c_env + c_inf + epochs·c_train, in µs of one core."""
+    return costs["env"].median + costs["inf"].median + epochs * costs["train"].median
+
+
+def cheapest(samples: Samples) -> dict[Kind, Cost]:
+    """Of each kind the arrangement with the lowest median of its samples (µs per step)."""
+    costs: dict[Kind, Cost] = {}
+    for arrangement, values in samples.items():
+        cost = Cost(arrangement, Spread.of(values))
+        best = costs.get(arrangement.kind)
+        if best is None or cost.median < best.median:
+            costs[arrangement.kind] = cost
+    return costs
+
+
+def arrangements(
+    group_sizes: Iterable[int], batch_sizes: Iterable[int], dtypes: Iterable[str]
+) -> list[Arrangement]:
+    """List every arrangement of one thread to try, sizes ascending and without repetition."""
+    sizes, dtypes = sorted(set(batch_sizes)), list(dtypes)
+    tried = [Arrangement("env", size) for size in sorted(set(group_sizes))]
+    for kind in KINDS[1:]:
+        tried += [Arrangement(kind, size, dtype) for dtype in dtypes for size in sizes]
+    return tried
+
+
+def measure(
+    config: TrainConfig,
+    spec: EnvSpec,
+    tried: Sequence[Arrangement],
+    cores: int,
+    seconds: float,
+    repeats: int,
+) -> Samples:
+    """Measure every arrangement `repeats` times on `cores` cores at once.
+
+    Args:
+        config: resolved, of the run.
+        spec: of its environment.
+        tried: what to measure, each with at most `cores` threads.
+        cores: how many of the cores that this process may use.
+        seconds: of each measurement.
+        repeats: measurements of each arrangement, interleaved.
+
+    Returns:
+        For each arrangement the core time of one step in µs, one value per repeat.
+    """
+    # As the learner has it; read when torch is loaded, so the processes must find it there.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    samples: Samples = {arrangement: [] for arrangement in tried}
+    with contextlib.ExitStack() as stack:
+        teams: list[tuple[Team, list[Arrangement]]] = []
+        for threads in sorted({arrangement.threads for arrangement in tried}):
+            own = [arrangement for arrangement in tried if arrangement.threads == threads]
+            build = functools.partial(_works, config, spec, own)
+            teams.append((stack.enter_context(Team(build, cores, threads, seconds)), own))
+        for _ in range(repeats):
+            for team, own in teams:
+                for at, arrangement in enumerate(own):
+                    rate = sum(pace.steps for pace in team.rates(at, seconds))
+                    samples[arrangement].append(1e6 * team.copies * arrangement.threads / rate)
+    return samples
+
+
+def _works(
+    config: TrainConfig, spec: EnvSpec, tried: Sequence[Arrangement], copy: int
+) -> list[Work]:
+    """The works of one process; all arrangements have the same number of threads."""
+    torch.set_num_threads(tried[0].threads)
+    return [_work(arrangement, config, spec, copy) for arrangement in tried]
+
+
+def _work(arrangement: Arrangement, config: TrainConfig, spec: EnvSpec, copy: int) -> Work:
+    if arrangement.kind == "env":
+        options = config.section(EnvOptions)
+        return adapter_work(config.env, options, arrangement.size, seed=config.seed + copy)
+    make_work = forward_work if arrangement.kind == "inf" else train_work
+    return make_work(config, spec, arrangement.size, arrangement.dtype)
+
+
+def forward_work(config: TrainConfig, spec: EnvSpec, rows: int, dtype: str) -> Work:
+    """One forward pass over `rows` rows, as `fastrl.models.acting` does it."""
+    network = ActorCritic(spec, config.section(ModelConfig)).requires_grad_(False)
+    encoder = network.encoder
+    if dtype == "bf16":
+        encoder = CastCopy(FlatParameters(network), network.encoder, torch.bfloat16).module
+    obs = sample_observations(spec, rows, np.random.default_rng(0))
+    chunks, masks = _chunks(obs, rows, chunk_rows(spec)), _free(spec, rows)
+
+    @torch.no_grad()
+    def work() -> int:
+        network.heads(_cat([encoder(chunk) for chunk in chunks]), masks)
+        return rows
+
+    return work
+
+
+def train_work(config: TrainConfig, spec: EnvSpec, rows: int, dtype: str) -> Work:
+    """One forward and backward pass over `rows` rows, as `fastrl.workers.update` does it.
+
+    The gradient at the heads is a constant in place of a loss; gradients add up, as nobody looks.
+    """
+    network = ActorCritic(spec, config.section(ModelConfig))
+    FlatParameters(network)  # the gradients are views of one tensor, as the learner's are
+    obs = sample_observations(spec, rows, np.random.default_rng(0))
+    chunks, masks = _chunks(obs, rows, chunk_rows(spec)), _free(spec, rows)
+    autocast: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if dtype == "bf16":
+        autocast = torch.autocast("cpu", torch.bfloat16)
+
+    def forward() -> list[Tensor]:
+        with autocast:
+            features = _cat([network.encode(chunk) for chunk in chunks])
+        output = network.heads(features, masks)
+        return [*output.params.values(), output.value]
+
+    gradients = [torch.full_like(tensor, 1e-3) for tensor in forward()]
+
+    def work() -> int:
+        torch.autograd.backward(forward(), gradients)
+        return rows
+
+    return work
+
+
+def _chunks(obs: dict[str, Tensor], rows: int, size: int) -> list[dict[str, Tensor]]:
+    return [{key: leaf[at : at + size] for key, leaf in obs.items()} for at in range(0, rows, size)]
+
+
+def _cat(chunks: list[Tensor]) -> Tensor:
+    return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+
+
+def _free(spec: EnvSpec, rows: int) -> dict[str, Tensor]:
+    """Masks that allow everything: what they cost is part of the heads."""
+    return {key: torch.ones(rows, size, dtype=torch.bool) for key, size in spec.masks.items()}
