@@ -28,7 +28,10 @@ class RandomPolicy:
         """Take over nothing."""
 
     def act(
-        self, obs: dict[str, Tensor], noise: dict[str, Tensor], action_mask: dict[str, Tensor]
+        self,
+        obs: dict[str, Tensor],
+        noise: dict[str, Tensor] | None,
+        action_mask: dict[str, Tensor] | None = None,
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Draw an action per row, in stored form.
 
@@ -43,11 +46,10 @@ class RandomPolicy:
             value: f32 [N], 0.
         """
         count = len(next(iter(obs.values())))
+        masks = action_mask or {}
         actions = {
             key: torch.from_numpy(
-                sample_actions(
-                    leaf, count, self._rng, action_mask[key].numpy() if leaf.masked else None
-                )
+                sample_actions(leaf, count, self._rng, masks[key].numpy() if leaf.masked else None)
             )
             for key, leaf in self._action.items()
         }

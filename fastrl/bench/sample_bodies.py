@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from fastrl.monitor.accounts import Clock
 from fastrl.workers.bodies import Bodies
 from fastrl.workers.plan import Plan
-from fastrl.workers.process import Lines, child_of_main
+from fastrl.workers.process import Lines, child_of_main, name_process
 from fastrl.workers.shared import GROUP_MASK, Shared
 
 NUM_PARAMS = 1
@@ -30,24 +30,21 @@ def inference_main(lines: Lines) -> None:
         import torch
 
         from fastrl.bench.random_policy import RandomPolicy
-        from fastrl.models.acting import ActingPolicy
-        from fastrl.workers.inference import Inference, _loop
+        from fastrl.workers.heap import keep_freed_memory
+        from fastrl.workers.inference import Inference, begin
 
+        name_process("fastrl-infer")
+        keep_freed_memory()
         torch.set_num_threads(1)
         plan: Plan = lines.pipe.recv()
-        os.nice(plan.niceness("inference"))
         shared = Shared(plan, lines.arena)
-        policy = RandomPolicy(plan.spec, plan.config.seed)
-        inference = Inference(shared, cast(ActingPolicy, policy))
-        while inference.refresh() == 0:
-            shared.raise_if_closed()
-            time.sleep(0.001)
-        _loop(shared, inference)
+        begin(shared, Inference(shared, RandomPolicy(plan.spec, plan.config.seed)))
 
 
 def learner_main(lines: Lines, fifo: Any) -> None:
     """Body of the learner: returns full slots, oldest first, as soon as it hears of them."""
     with child_of_main(lines):
+        name_process("fastrl-learn")
         plan: Plan = lines.pipe.recv()
         os.nice(plan.niceness("learner"))
         shared = Shared(plan, lines.arena)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fastrl.envs.spec import EnvSpec
 
 IMAGE_CHUNK_ROWS = 256
-VECTOR_CHUNK_ROWS = 8192
+VECTOR_CHUNK_ROWS = 4096
 
 
 def chunk_rows(spec: EnvSpec) -> int:

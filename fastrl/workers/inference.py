@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import time
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -33,11 +35,30 @@ SYNC_WAIT_SECONDS = 0.050
 """Between two looks at who is still to come: a group that fills its slot does not say so here."""
 
 
+class Policy(Protocol):
+    """What inference asks to choose actions; see `ActingPolicy`."""
+
+    flat: np.ndarray
+    noise_dims: dict[str, int]
+
+    def refresh(self) -> None:
+        """Take over what was written to `flat`."""
+
+    def act(
+        self,
+        obs: dict[str, torch.Tensor],
+        noise: dict[str, torch.Tensor] | None,
+        action_mask: dict[str, torch.Tensor] | None = None,
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+        """Actions by leaf, log-probabilities and values of rows, on the CPU."""
+        ...
+
+
 class Inference:
     """Chooses actions for groups, with the newest published weights; owns the acting copy of the
     policy."""
 
-    def __init__(self, shared: Shared, policy: ActingPolicy) -> None:
+    def __init__(self, shared: Shared, policy: Policy) -> None:
         plan = shared.plan
         self._shared = shared
         self._policy = policy
@@ -161,22 +182,28 @@ class _Everyone:
 
 
 def run(lines: Lines) -> None:
-    """Serve ready groups until the engine closes."""
-    keep_freed_memory()
+    """Build the policy that acts, and serve."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     plan, models = lines.pipe.recv()
     register_models(unpack(models, "register_model"))
-    os.nice(plan.niceness("inference"))
     shared = Shared(plan, lines.arena)
-    inference = Inference(shared, ActingPolicy(plan.spec, plan.config))
+    begin(shared, Inference(shared, ActingPolicy(plan.spec, plan.config)))
+
+
+def begin(shared: Shared, inference: Inference) -> None:
+    """Turn this process into an inference process, which serves once there are weights."""
+    os.nice(shared.plan.niceness("inference"))
+    gc.freeze()  # what is there will stay; no collection need look at it
     while inference.refresh() == 0:
         # The learner publishes its first weights within milliseconds of the plan.
         shared.raise_if_closed()
         time.sleep(0.001)
-    _loop(shared, inference)
+    serve(shared, inference)
 
 
-def _loop(shared: Shared, inference: Inference) -> None:
+def serve(shared: Shared, inference: Inference) -> None:
+    """Serve ready groups until the engine closes."""
     plan = shared.plan
     inbox, outbox = shared.inference_inbox(), shared.inference_outbox()
     clock = shared.inference_clock

@@ -7,6 +7,7 @@ would survive a killed main for as long as one of its children holds its pipe).
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 
 from fastrl.workers.process import (
@@ -27,5 +28,10 @@ import fastrl.workers.rollout  # noqa: F401
 # The largest import of a rollout process. Where it fails, the adapter that needs it will say why.
 with contextlib.suppress(ImportError):
     import envpool  # noqa: F401
+
+# What is imported stays; a collection in a child would write to each of these objects' pages, and
+# so copy them.
+gc.collect()
+gc.freeze()
 
 FORKSERVER_PID = os.getpid()

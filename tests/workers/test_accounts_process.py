@@ -109,7 +109,7 @@ def test_a_sync_run_goes_on_after_kills_and_every_row_is_accounted_for(tmp_path,
     reports = Reports()
     with Live(tmp_path, epochs=1, **options) as live:
         assert live.plan.sync and live.plan.slots_per_group == 1
-        acts = Background(inference._loop, live.shared, live.inference)
+        acts = Background(inference.serve, live.shared, live.inference)
         learns = Background(learner._loop, live.shared, live.learner, reports)
         for kill in range(3):
             reports.wait_for(4 * (kill + 1))

@@ -60,7 +60,7 @@ class Loop:
         self._served: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
         self._outboxes = [self.shared.rollout_outbox(worker) for worker in range(WORKERS)]
         self._inboxes = [self.shared.rollout_inbox(worker) for worker in range(WORKERS)]
-        self._thread = Background(inference._loop, self.shared, self)
+        self._thread = Background(inference.serve, self.shared, self)
 
     def refresh(self) -> int:
         return 1
