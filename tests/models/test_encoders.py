@@ -198,3 +198,33 @@ def test_fast_tanh_value_and_gradient():
 def test_unknown_options_are_refused():
     with pytest.raises(ValueError, match="'gelu'"):
         MLPEncoder(4, activation="gelu")
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+@pytest.mark.parametrize("autocast", [False, True], ids=["f32", "bf16"])
+def test_tanh_layers_have_the_gradients_of_tanh(scale, autocast):
+    torch.manual_seed(0)
+    encoder = MLPEncoder(5, (8, 6), "tanh", scale=scale)
+    x, weight = torch.randn(40, 5) * 3, torch.randn(6)
+
+    def plain() -> torch.Tensor:
+        y = x * scale
+        for layer in encoder.layers:
+            y = torch.tanh(layer(y))
+        return y
+
+    def gradients(features: torch.Tensor) -> list[torch.Tensor]:
+        return list(torch.autograd.grad((features.float() * weight).sum(), encoder.parameters()))
+
+    expected = gradients(plain())
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        features = encoder(x)
+    found = gradients(features)
+    if not autocast:
+        torch.testing.assert_close(features, plain())
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == torch.float32
+        if autocast:
+            assert F.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0) > 0.999
+        else:
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
