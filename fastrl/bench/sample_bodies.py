@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from fastrl.monitor.accounts import Clock
 from fastrl.workers.bodies import Bodies
 from fastrl.workers.plan import Plan
-from fastrl.workers.process import Lines, child_of_main, name_process
+from fastrl.workers.process import Lines, be_nice, child_of_main, name_process
 from fastrl.workers.shared import GROUP_MASK, Shared
 
 NUM_PARAMS = 1
@@ -46,7 +45,7 @@ def learner_main(lines: Lines, fifo: Any) -> None:
     with child_of_main(lines):
         name_process("fastrl-learn")
         plan: Plan = lines.pipe.recv()
-        os.nice(plan.niceness("learner"))
+        be_nice(plan.niceness("learner"))
         shared = Shared(plan, lines.arena)
         shared.weights().publish(np.zeros(NUM_PARAMS, np.float32))
         return_slots(shared)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import time
 from typing import Protocol
 
@@ -25,7 +24,7 @@ from fastrl.shm import Weights
 from fastrl.workers.batch import aligned_empty
 from fastrl.workers.heap import keep_freed_memory
 from fastrl.workers.plan import Plan
-from fastrl.workers.process import Lines
+from fastrl.workers.process import Lines, be_nice
 from fastrl.workers.shared import GENERATION_SHIFT, GROUP_MASK, Shared
 from fastrl.workers.travel import unpack
 
@@ -193,7 +192,7 @@ def run(lines: Lines) -> None:
 
 def begin(shared: Shared, inference: Inference) -> None:
     """Turn this process into an inference process, which serves once there are weights."""
-    os.nice(shared.plan.niceness("inference"))
+    be_nice(shared.plan.niceness("inference"))
     gc.freeze()  # what is there will stay; no collection need look at it
     while inference.refresh() == 0:
         # The learner publishes its first weights within milliseconds of the plan.

@@ -50,6 +50,18 @@ def name_process(name: str) -> None:
     ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
+def be_nice(niceness: int) -> None:
+    """Give every thread of this process this nice level; those it starts later inherit it.
+
+    The level belongs to a thread, and an environment may have started some (envpool does): at level
+    0 they would keep learner and inference from their cores.
+    """
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            level = os.getpriority(os.PRIO_PROCESS, int(thread))
+            os.setpriority(os.PRIO_PROCESS, int(thread), min(19, level + niceness))
+
+
 def ignore_stop_signals() -> None:
     """Leave signals that end a run to main; terminals and service managers send them to all."""
     for number in STOP_SIGNALS:

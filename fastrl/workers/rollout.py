@@ -34,6 +34,7 @@ from fastrl.monitor.accounts import (
     episode_dtype,
 )
 from fastrl.shm import ByteRing
+from fastrl.workers.process import be_nice
 from fastrl.workers.shared import GENERATION_SHIFT, GROUP_MASK, Shared
 from fastrl.workers.travel import unpack
 
@@ -349,7 +350,7 @@ def run(start: RolloutStart, lines: Lines) -> None:
         make_group(plan.config, first_group + index, plan.start.rows, start.generation)
         for index in range(len(envs), plan.groups_per_worker)
     ]
-    os.nice(plan.niceness("rollout"))
+    be_nice(plan.niceness("rollout"))
     shared = Shared(plan, lines.arena)
     worker = RolloutWorker(shared, start.worker, envs)
     try:
