@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from fastrl.envs.spec import EnvSpec, sample_actions
+from fastrl.models.pixels import PickedImages
 
 
 class RandomPolicy:
@@ -29,7 +32,7 @@ class RandomPolicy:
 
     def act(
         self,
-        obs: dict[str, Tensor],
+        obs: Mapping[str, Tensor | PickedImages],
         noise: dict[str, Tensor] | None,
         action_mask: dict[str, Tensor] | None = None,
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
@@ -45,7 +48,8 @@ class RandomPolicy:
             log_prob: f32 [N], 0.
             value: f32 [N], 0.
         """
-        count = len(next(iter(obs.values())))
+        leaf = next(iter(obs.values()))
+        count = len(leaf.rows if isinstance(leaf, PickedImages) else leaf)
         masks = action_mask or {}
         actions = {
             key: torch.from_numpy(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,14 +11,20 @@ from torch import Tensor
 
 from fastrl.models.config import ModelConfig
 from fastrl.models.flat import CastCopy, FlatParameters
+from fastrl.models.pixels import PickedImages
 from fastrl.models.policy import ActorCritic
 
 if TYPE_CHECKING:
     from fastrl.config import TrainConfig
-    from fastrl.envs.spec import EnvSpec
+    from fastrl.envs.spec import EnvSpec, ObservationSpec
 
 IMAGE_CHUNK_ROWS = 256
 VECTOR_CHUNK_ROWS = 4096
+
+
+def picks_images(leaf: ObservationSpec, device: torch.device) -> bool:
+    """Whether networks on this device read the images of a leaf where they lie."""
+    return leaf.kind == "image" and leaf.dtype == "uint8" and device.type == "cpu"
 
 
 def chunk_rows(spec: EnvSpec) -> int:
@@ -73,14 +80,15 @@ class ActingPolicy:
     @torch.no_grad()
     def act(
         self,
-        obs: dict[str, Tensor],
+        obs: Mapping[str, Tensor | PickedImages],
         noise: dict[str, Tensor] | None,
         action_mask: dict[str, Tensor] | None = None,
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Choose an action for each row, on the CPU whatever the device.
 
         Args:
-            obs: leaves [N, *shape] on the CPU.
+            obs: leaves [N, *shape] on the CPU; images may be picked ones where the device is the
+                CPU.
             noise: per action leaf f32 [N, noise_dims] in (0, 1); None for the likeliest action.
             action_mask: per leaf that has masks bool [N, mask_size], True for what is allowed.
 
@@ -107,12 +115,17 @@ class ActingPolicy:
                 log_prob = log_prob + leaf
         return {k: a.cpu() for k, a in actions.items()}, log_prob.cpu(), output.value.cpu()
 
-    def _features(self, obs: dict[str, Tensor]) -> Tensor:
-        count = len(next(iter(obs.values())))
+    def _features(self, obs: Mapping[str, Tensor | PickedImages]) -> Tensor:
+        some = next(iter(obs.values()))
+        count = len(some.rows if isinstance(some, PickedImages) else some)
         chunks = [
-            self._encoder(
-                {k: v[at : at + self._chunk_rows].to(self._device) for k, v in obs.items()}
-            )
+            self._encoder({key: self._part(leaf, at) for key, leaf in obs.items()})
             for at in range(0, count, self._chunk_rows)
         ]
         return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+
+    def _part(self, leaf: Tensor | PickedImages, at: int) -> Tensor | PickedImages:
+        stop = at + self._chunk_rows
+        if isinstance(leaf, PickedImages):
+            return leaf.part(at, stop)
+        return leaf[at:stop].to(self._device)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fastrl.models.pixels import CLIP, PixelStatistics, to_channels_last
+from fastrl.models.pixels import CLIP, PickedImages, PixelStatistics, to_channels_last
 
 if TYPE_CHECKING:
     from fastrl.envs.spec import ObservationSpec
@@ -44,7 +44,7 @@ class ObservationNormalizer(nn.Module):
         self.mean.copy_(mean.reshape(self.mean.shape))
         self.scale.copy_(scale.reshape(self.scale.shape))
 
-    def forward(self, obs: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(self, obs: Tensor | PickedImages, dtype: torch.dtype) -> Tensor:
         """Observations [N, *shape] of any dtype → the same, normalised, in `dtype`.
 
         The arithmetic is f32 and rounded once, whatever `dtype` is: acting and training see the
@@ -52,6 +52,7 @@ class ObservationNormalizer(nn.Module):
         """
         if self._image:
             return to_channels_last(obs, dtype, PixelStatistics(self.mean, self.scale))
+        assert not isinstance(obs, PickedImages)
         rows = obs.float().reshape(len(obs), -1)
         rows = rows.sub(self.mean).mul_(self.scale).clamp_(-CLIP, CLIP)
         return rows.view(obs.shape).to(dtype)

@@ -11,6 +11,7 @@ the two: it needs rows in their order, which neither of them does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from fastrl.models.distributions import (
 from fastrl.models.encoders import LeafEncoder, encoders_for, orthogonal
 from fastrl.models.leaves import LeafModules
 from fastrl.models.normalizer import ObservationNormalizer, has_normalizer, normalizer_for
+from fastrl.models.pixels import PickedImages
 from fastrl.models.return_normalizer import ReturnNormalizer
 
 if TYPE_CHECKING:
@@ -58,7 +60,9 @@ class Tower(nn.Module):
         self.size_out = sum(encoder.size_out for encoder in self.leaves.values())
 
     def forward(
-        self, obs: dict[str, Tensor], normalizers: LeafModules[ObservationNormalizer]
+        self,
+        obs: Mapping[str, Tensor | PickedImages],
+        normalizers: LeafModules[ObservationNormalizer],
     ) -> Tensor:
         """Leaves [N, *shape] → features [N, size_out]; `normalizers` by leaf, where it has one."""
         features: list[Tensor] = [
@@ -87,7 +91,7 @@ class Encoder(nn.Module):
         self.actor = Tower(spec, config)
         self.critic = Tower(spec, config) if separate_critic else None
 
-    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+    def forward(self, obs: Mapping[str, Tensor | PickedImages]) -> Tensor:
         """Features [N, F], or [N, 2F] with the critic's in the second half."""
         features: Tensor = self.actor(obs, self.normalizers)
         if self.critic is None:
@@ -162,7 +166,7 @@ class ActorCritic(nn.Module):
         orthogonal(self.value_head, 1.0)
         self.return_normalizer = ReturnNormalizer() if config.normalize_returns else None
 
-    def encode(self, obs: dict[str, Tensor]) -> Tensor:
+    def encode(self, obs: Mapping[str, Tensor | PickedImages]) -> Tensor:
         """Leaves [N, *shape] → features [N, F] in the encoder's dtype, or autocast's."""
         features: Tensor = self.encoder(obs)
         return features
@@ -199,7 +203,9 @@ class ActorCritic(nn.Module):
         return PolicyOutput(params, value, normalized)
 
     def forward(
-        self, obs: dict[str, Tensor], action_mask: dict[str, Tensor] | None = None
+        self,
+        obs: Mapping[str, Tensor | PickedImages],
+        action_mask: dict[str, Tensor] | None = None,
     ) -> PolicyOutput:
         """`heads(encode(obs), action_mask)`."""
         return self.heads(self.encode(obs), action_mask)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fastrl.models.acting import picks_images
+from fastrl.models.pixels import PickedImages
 from fastrl.workers.shared import Shared
 
 
@@ -58,7 +60,17 @@ class BatchReader:
         self._shared = shared
         self._T, self._E = plan.rollout_length, plan.envs_per_group
         rows = plan.num_slots * (self._T + 1) * self._E
-        self._obs_rows = {key: obs.reshape(rows, *obs.shape[3:]) for key, obs in shared.obs.items()}
+        device = torch.device(plan.config.device)
+        self._images = {
+            key: torch.from_numpy(obs.reshape(rows, *obs.shape[3:]))
+            for key, obs in shared.obs.items()
+            if picks_images(plan.spec.observation[key], device)
+        }
+        self._obs_rows = {
+            key: obs.reshape(rows, *obs.shape[3:])
+            for key, obs in shared.obs.items()
+            if key not in self._images
+        }
         self._mask_rows = {
             key: mask.reshape(rows, mask.shape[-1]) for key, mask in shared.action_mask.items()
         }
@@ -115,9 +127,15 @@ class BatchReader:
         """What was allowed at observation rows, per masked action leaf: bool [len(rows), size]."""
         return {key: torch.from_numpy(flat[rows]) for key, flat in self._mask_rows.items()}
 
-    def observations(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
-        """Gather up to `chunk_rows` observations; integer ones are valid until the next call."""
-        obs = {}
+    def observations(self, rows: np.ndarray) -> dict[str, torch.Tensor | PickedImages]:
+        """Gather up to `chunk_rows` observations; integer ones are valid until the next call.
+
+        Images that the network reads where they lie are only picked.
+        """
+        index = torch.from_numpy(rows)
+        obs: dict[str, torch.Tensor | PickedImages] = {
+            key: PickedImages(images, index) for key, images in self._images.items()
+        }
         for key, flat in self._obs_rows.items():
             if key in self._chunk:
                 chunk = self._chunk[key][: len(rows)]

@@ -11,13 +11,15 @@ from __future__ import annotations
 import gc
 import math
 import time
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from fastrl.models.acting import ActingPolicy
+from fastrl.models.acting import ActingPolicy, picks_images
 from fastrl.models.noise import uniform
+from fastrl.models.pixels import PickedImages
 from fastrl.models.registry import register_models
 from fastrl.monitor.accounts import ROW_SHIFT, Clock
 from fastrl.shm import Weights
@@ -45,7 +47,7 @@ class Policy(Protocol):
 
     def act(
         self,
-        obs: dict[str, torch.Tensor],
+        obs: Mapping[str, torch.Tensor | PickedImages],
         noise: dict[str, torch.Tensor] | None,
         action_mask: dict[str, torch.Tensor] | None = None,
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
@@ -71,14 +73,22 @@ class Inference:
         self._progress = np.zeros(plan.num_groups, np.int64)
         self._filled = np.zeros(plan.num_groups, np.int64)
         slots = plan.num_slots
+        device = torch.device(plan.config.device)
+        self._images = {
+            key: torch.from_numpy(obs.reshape(-1, *obs.shape[3:]))
+            for key, obs in shared.obs.items()
+            if picks_images(plan.spec.observation[key], device)
+        }
         self._obs_rows = {
             key: obs.reshape(slots * (self._T + 1), E, *obs.shape[3:])
             for key, obs in shared.obs.items()
+            if key not in self._images
         }
         self._obs_batch = {
             key: aligned_empty((plan.num_groups, *rows.shape[1:]), rows.dtype)
             for key, rows in self._obs_rows.items()
         }
+        self._within_group = np.arange(E, dtype=np.int64)
         self._mask_rows = {
             key: mask.reshape(slots * (self._T + 1), E, mask.shape[-1])
             for key, mask in shared.action_mask.items()
@@ -106,8 +116,12 @@ class Inference:
         shared.filled.load_many(groups, filled)
         row = progress >> ROW_SHIFT
         slot = groups * self._K + filled % self._K
-        obs = {}
+        obs: dict[str, torch.Tensor | PickedImages] = {}
         at = slot * (self._T + 1) + row
+        if self._images:
+            E = len(self._within_group)
+            index = torch.from_numpy((at[:, None] * E + self._within_group).ravel())
+            obs = {key: PickedImages(images, index) for key, images in self._images.items()}
         for key, rows in self._obs_rows.items():
             batch = self._obs_batch[key][:count]
             # mode="raise" would gather into a buffer first, to leave `out` alone on an error.

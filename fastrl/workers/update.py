@@ -33,6 +33,7 @@ from fastrl.envs.spec import EnvSpec
 from fastrl.models.acting import chunk_rows
 from fastrl.models.config import ModelConfig
 from fastrl.models.flat import FlatParameters
+from fastrl.models.pixels import PickedImages
 from fastrl.models.policy import ActorCritic
 from fastrl.workers.batch import Batch, BatchReader
 
@@ -213,7 +214,9 @@ class Updater:
         for start in range(0, len(rows), self.chunk_rows):
             obs = reader.observations(rows[start : start + self.chunk_rows])
             for key in self._normalizers:
-                self._moments[key] = merge_moments(self._moments[key], obs[key])
+                leaf = obs[key]
+                rows_of_leaf = leaf.copied() if isinstance(leaf, PickedImages) else leaf
+                self._moments[key] = merge_moments(self._moments[key], rows_of_leaf)
         for key, moments in self._moments.items():
             self._normalizers[key].set(
                 moments.mean.to(self._device), moments.variance.to(self._device)
@@ -303,9 +306,11 @@ class Updater:
         chunks = []
         for start in range(0, len(rows), self.chunk_rows):
             obs = reader.observations(rows[start : start + self.chunk_rows])
-            chunks.append(
-                self.network.encode({key: value.to(self._device) for key, value in obs.items()})
-            )
+            on_device = {
+                key: leaf if isinstance(leaf, PickedImages) else leaf.to(self._device)
+                for key, leaf in obs.items()
+            }
+            chunks.append(self.network.encode(on_device))
         return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
 
     def _masks(self, reader: BatchReader, rows: np.ndarray) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fastrl.kernels import MOST_CHANNELS, images_to_bf16, images_to_f32
-from fastrl.models.pixels import CLIP, PixelStatistics, to_channels_last
+from fastrl.models.pixels import CLIP, PickedImages, PixelStatistics, to_channels_last
 
 SHAPES = [(4, 84, 84), (1, 36, 36), (3, 61, 47), (4, 5, 5), (7, 8, 8), (MOST_CHANNELS, 9, 3)]
 
@@ -76,3 +76,13 @@ def test_wrong_sizes_are_refused_before_anything_is_written(change, sentence):
     with pytest.raises(ValueError, match=sentence.replace("(", r"\(")):
         images_to_f32(**given)
     assert torch.equal(given["out"], before)
+
+
+def test_picked_images_are_read_where_they_lie_and_cut_in_parts():
+    rows, stats = images(6, (4, 9, 10)), statistics((4, 9, 10))
+    picked = PickedImages(rows, torch.tensor([4, 1, 1, 0, 5]))
+    whole = to_channels_last(rows[picked.rows], torch.float32, stats)
+    assert torch.equal(picked.copied(), rows[picked.rows])
+    assert torch.equal(to_channels_last(picked, torch.float32, stats), whole)
+    assert torch.equal(to_channels_last(picked.part(1, 3), torch.float32, stats), whole[1:3])
+    assert torch.equal(to_channels_last(picked, torch.float16, stats), whole.half())

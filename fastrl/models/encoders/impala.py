@@ -17,6 +17,7 @@ from fastrl.models.encoders.layers import first_convolution, flat_pixels, orthog
 
 if TYPE_CHECKING:
     from fastrl.models.normalizer import ObservationNormalizer
+    from fastrl.models.pixels import PickedImages
 
 CHANNELS = (16, 32, 32)
 FEATURES = 256
@@ -88,7 +89,9 @@ class ImpalaEncoder(nn.Module):
                 orthogonal(module.conv2, gain / math.sqrt(2 * len(channels)))
         orthogonal(self.fc, gain)
 
-    def forward(self, obs: Tensor, normalizer: ObservationNormalizer | None = None) -> Tensor:
+    def forward(
+        self, obs: Tensor | PickedImages, normalizer: ObservationNormalizer | None = None
+    ) -> Tensor:
         """Images [N, C, H, W], any dtype → features [N, size_out] in the compute dtype.
 
         A normaliser takes the place of the constant scale.

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastrl.models.pixels import to_channels_last
+from fastrl.models.pixels import PickedImages, to_channels_last
 
 if TYPE_CHECKING:
     from fastrl.envs.spec import ObservationSpec
@@ -35,7 +35,10 @@ def pixel_scale(spec: ObservationSpec) -> float:
 
 
 def first_convolution(
-    conv: nn.Conv2d, images: Tensor, scale: float, normalizer: ObservationNormalizer | None
+    conv: nn.Conv2d,
+    images: Tensor | PickedImages,
+    scale: float,
+    normalizer: ObservationNormalizer | None,
 ) -> Tensor:
     """`conv` of scaled or normalised images [N, C, H, W], any dtype → channels-last [N, F, H', W'].
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastrl.models.encoders.layers import compute_dtype, orthogonal
+from fastrl.models.pixels import PickedImages
 
 if TYPE_CHECKING:
     from fastrl.models.encoders.layers import OneHot
@@ -96,7 +97,9 @@ class MLPEncoder(nn.Module):
             orthogonal(layer, sqrt(2.0))
             self.layers.append(layer)
 
-    def forward(self, obs: Tensor, normalizer: ObservationNormalizer | None = None) -> Tensor:
+    def forward(
+        self, obs: Tensor | PickedImages, normalizer: ObservationNormalizer | None = None
+    ) -> Tensor:
         """Rows [N, *shape] of numbers, or of integers to encode → features [N, hidden[-1]].
 
         A normaliser takes the place of the constant scale.
@@ -106,6 +109,8 @@ class MLPEncoder(nn.Module):
         # Folded into the product, where it costs nothing.
         scale = self.scale
         x: Tensor
+        if isinstance(obs, PickedImages):
+            obs = obs.copied()
         if self.one_hot is not None:
             x = self.one_hot(obs).to(dtype)
         elif normalizer is None:

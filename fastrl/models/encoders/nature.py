@@ -14,6 +14,7 @@ from fastrl.models.encoders.layers import first_convolution, flat_pixels, orthog
 
 if TYPE_CHECKING:
     from fastrl.models.normalizer import ObservationNormalizer
+    from fastrl.models.pixels import PickedImages
 
 CHANNELS = (32, 64, 64)
 FEATURES = 512
@@ -43,7 +44,9 @@ class _ThreeConvolutions(nn.Module):
         for layer in (self.conv1, self.conv2, self.conv3, self.fc):
             orthogonal(layer, math.sqrt(2.0))
 
-    def forward(self, obs: Tensor, normalizer: ObservationNormalizer | None = None) -> Tensor:
+    def forward(
+        self, obs: Tensor | PickedImages, normalizer: ObservationNormalizer | None = None
+    ) -> Tensor:
         """Images [N, C, H, W], any dtype → features [N, size_out] in the compute dtype.
 
         A normaliser takes the place of the constant scale.

@@ -16,7 +16,7 @@ from fastrl.models.encoders.layers import (
     one_hot_of,
     pixel_scale,
 )
-from fastrl.models.pixels import to_channels_last
+from fastrl.models.pixels import PickedImages, to_channels_last
 
 if TYPE_CHECKING:
     from fastrl.envs.spec import ObservationSpec
@@ -94,10 +94,13 @@ class UserEncoder(nn.Module):
                 )
         return features.shape[1]
 
-    def forward(self, obs: Tensor, normalizer: ObservationNormalizer | None = None) -> Tensor:
+    def forward(
+        self, obs: Tensor | PickedImages, normalizer: ObservationNormalizer | None = None
+    ) -> Tensor:
         """Observations of the leaf's own form [N, ...] → the module's features [N, size_out]."""
         dtype = compute_dtype(next(self.net.parameters()))
         if self.one_hot is not None:
+            assert not isinstance(obs, PickedImages)
             x = self.one_hot(obs).to(dtype)
         elif self._image:
             if normalizer is None:
@@ -105,6 +108,7 @@ class UserEncoder(nn.Module):
             else:
                 x = normalizer(obs, dtype)
         elif normalizer is None:
+            assert not isinstance(obs, PickedImages)
             # Copied even where nothing changes: the module may work in place.
             x = obs.to(dtype, copy=True)
         else:
