@@ -98,10 +98,10 @@ FASTRL_DIFFERS = {"pong": BF16, "cartpole": BF16}
 FASTRL_FLAGS: dict[str, tuple[str, ...]] = {
     "pong": (
         *("--env", "atari:Pong", "--preset", "atari-throughput"),
-        *("--workers", "64", "--envs-per-worker", "2"),
+        *("--workers", "8", "--envs-per-worker", "16"),
     ),
     "cartpole": (
-        *("--env", "envpool:CartPole-v1", "--workers", "1", "--envs-per-worker", "8192"),
+        *("--env", "envpool:CartPole-v1", "--workers", "3", "--envs-per-worker", "2048"),
         *("--rollout-length", "32", "--epochs", "1", "--minibatches", "4"),
     ),
 }

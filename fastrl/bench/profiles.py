@@ -25,24 +25,24 @@ def _spread(workers: int, envs_per_worker: int, *more: str) -> tuple[str, ...]:
 
 PROFILES = {
     "pong": Profile(
-        ("--env", "atari:Pong", "--workers", "64", "--preset", "atari-throughput"),
+        ("--env", "atari:Pong", *_spread(8, 32), "--preset", "atari-throughput"),
         group_sizes=(1, 8, 32),
         batch_sizes=(64, 256, 1024),
         sweep=tuple(
             _spread(workers, envs)
-            for workers, envs in ((2, 64), (2, 128), (16, 8), (16, 16), (64, 2), (64, 4))
+            for workers, envs in ((2, 64), (2, 128), (8, 32), (16, 16), (64, 2), (64, 4))
         ),
     ),
     "cartpole": Profile(
         (
-            *("--env", "envpool:CartPole-v1", *_spread(1, 8192), "--rollout-length", "32"),
+            *("--env", "envpool:CartPole-v1", *_spread(3, 2048), "--rollout-length", "32"),
             *("--epochs", "1", "--minibatches", "4"),
         ),
         group_sizes=(256, 1024, 4096, 16384),
         batch_sizes=(512, 2048, 8192, 32768),
         sweep=tuple(
             _spread(workers, envs, "--minibatches", str(minibatches))
-            for workers, envs, minibatches in itertools.product((1, 2), (1024, 4096, 16384), (1, 4))
+            for workers, envs, minibatches in itertools.product((1, 2, 3), (2048, 8192), (1, 4))
         ),
     ),
 }
