@@ -352,7 +352,8 @@ def check_sizes(config: TrainConfig) -> None:
         envs_per_group = config.envs_per_worker // groups
         raise ConfigError(
             f"--batch-size {batch_size} is not a multiple of {length * envs_per_group}, the steps "
-            f"of one slot (--rollout-length {length} x {envs_per_group} environments per group)."
+            f"of one slot (--rollout-length {length} x {envs_per_group} environments per group, "
+            f"with --groups-per-worker {groups})."
         )
     every_env = max(1, config.workers) * config.envs_per_worker if config.workers != "auto" else 0
     if is_sync(config) and every_env and batch_size != every_env * length:

@@ -80,7 +80,7 @@ def _spread(config: TrainConfig, sync: bool, cores: int) -> dict[str, int]:
     """Decide `workers`, `groups_per_worker` and `envs_per_worker` where the user has not."""
     envs = config.envs_per_worker
     workers = cores if config.workers == "auto" else config.workers
-    groups = config.groups_per_worker or _groups(workers, envs, sync, cores)
+    groups = config.groups_per_worker or default_groups(workers, envs, sync, cores)
     if envs is not None:
         return {"workers": workers, "groups_per_worker": groups}
     if not sync:
@@ -102,7 +102,7 @@ def _spread(config: TrainConfig, sync: bool, cores: int) -> dict[str, int]:
     return {"workers": workers, "groups_per_worker": groups, "envs_per_worker": share}
 
 
-def _groups(workers: int, envs: int | None, sync: bool, cores: int) -> int:
+def default_groups(workers: int, envs: int | None, sync: bool, cores: int) -> int:
     """The default of `groups_per_worker`.
 
     A group's step has a price of its own (with many processes it finds the caches cold: about 100

@@ -5,9 +5,9 @@
     uniform                         the hash that noise is made of
     RowFinisher                     what follows a step: stored rewards, reset rows, episodes
 
-Arrays are numpy's or torch's, on the CPU, and are written in place. Every function lets go of the
-GIL, allocates nothing and has a counterpart of several passes in torch or numpy that tests hold it
-to, and that other devices use.
+Arrays are numpy's or torch's, on the CPU, and are written in place: one of another type or order is
+refused (TypeError), not converted. Functions let go of the GIL; each has a counterpart of several
+passes in torch or numpy that tests hold it to, and that other devices use.
 """
 
 from fastrl.kernels._kernels import (

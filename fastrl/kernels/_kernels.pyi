@@ -1,4 +1,7 @@
-"""Native loops; see `fastrl.kernels` for what they are for. Wrong shapes raise ValueError."""
+"""Native loops; see `fastrl.kernels` for what they are for.
+
+Wrong sizes raise ValueError; wrong types, ranks and orders TypeError.
+"""
 
 from typing import Any
 

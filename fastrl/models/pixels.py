@@ -49,7 +49,7 @@ def to_channels_last(
     if not isinstance(images, PickedImages):
         native = images.device.type == "cpu" and images.dtype == torch.uint8
         if native:
-            images = PickedImages(images.contiguous(), torch.arange(len(images)))
+            images = PickedImages(images.contiguous(), torch.arange(len(images), device="cpu"))
     if isinstance(images, PickedImages):
         channels = images.images.shape[1]
         if channels <= MOST_CHANNELS and dtype in (torch.bfloat16, torch.float32):
@@ -62,7 +62,8 @@ def to_channels_last(
 
 def _native(picked: PickedImages, dtype: torch.dtype, statistics: PixelStatistics | None) -> Tensor:
     images, rows = picked
-    out = torch.empty((len(rows), *images.shape[2:], images.shape[1]), dtype=dtype)
+    shape = (len(rows), *images.shape[2:], images.shape[1])
+    out = torch.empty(shape, dtype=dtype, device="cpu")
     mean = scale = None
     if statistics is not None:
         mean, scale = statistics.mean.detach(), statistics.scale.detach()

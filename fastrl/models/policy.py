@@ -167,7 +167,7 @@ class ActorCritic(nn.Module):
         self.return_normalizer = ReturnNormalizer() if config.normalize_returns else None
 
     def encode(self, obs: Mapping[str, Tensor | PickedImages]) -> Tensor:
-        """Leaves [N, *shape] → features [N, F] in the encoder's dtype, or autocast's."""
+        """Leaves [N, *shape] → features [N, F] in the encoder's dtype, autocast's or f32."""
         features: Tensor = self.encoder(obs)
         return features
 

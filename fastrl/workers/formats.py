@@ -6,7 +6,7 @@
          │ yes
     cache file knows this processor, torch and network? ─yes─▶ its answer
          │ no
-    a few forward and training passes in each ─▶ cache file
+    a few forward and training passes in both, in turn ─▶ cache file
 
 The layout of images is not tried: channels-last was the faster one in both formats wherever it was
 measured (1.6 times in bf16 on Zen 4).
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import statistics
 import tempfile
@@ -31,20 +32,17 @@ import torch
 from fastrl.config import TrainConfig
 from fastrl.envs.spec import EnvSpec
 from fastrl.models.acting import chunk_rows
-from fastrl.models.config import ModelConfig
+from fastrl.models.config import BUILT_IN, ModelConfig
 from fastrl.models.flat import CastCopy, FlatParameters
-from fastrl.models.policy import ActorCritic
+from fastrl.models.policy import ActorCritic, uses_separate_critic
 
 Dtype = Literal["f32", "bf16"]
 
 TURNS = 5
-"""Passes of each kind and format; their median counts."""
+"""Passes of each kind and format, in turn; their median counts."""
 
 GAIN = 0.9
 """bf16 must cost less than this share of f32, which is the more exact one."""
-
-MOST_CHUNKS, MOST_ROWS = 2, 2048
-"""Chunks of the encoder and rows in a pass, at most: it then takes some milliseconds."""
 
 
 def choose_dtype(spec: EnvSpec, config: TrainConfig, cache: Path | None = None) -> Dtype:
@@ -55,39 +53,55 @@ def choose_dtype(spec: EnvSpec, config: TrainConfig, cache: Path | None = None) 
         config: resolved but for `dtype`, with the sizes that the passes will have.
         cache: the file of earlier answers; by default the user's.
     """
-    path = cache or _cache_path()
+    # The name of a model of the user's own says nothing about what is in it today.
+    path = (cache or _cache_path()) if config.model in BUILT_IN else None
     key = _key(spec, config)
-    known = _read(path).get(key)
-    if known in ("f32", "bf16"):
-        return "bf16" if known == "bf16" else "f32"
-    exact = _cost(spec, config, "f32")
-    try:
-        chosen: Dtype = "bf16" if _cost(spec, config, "bf16") < GAIN * exact else "f32"
-    except RuntimeError:
-        chosen = "f32"  # a model of the user's own with an operation that bf16 does not have
-    _write(path, {**_read(path), key: chosen})
+    known = {} if path is None else _read(path)
+    if known.get(key) in ("f32", "bf16"):
+        return "bf16" if known[key] == "bf16" else "f32"
+    seconds = _costs(spec, config)
+    chosen: Dtype = "bf16" if seconds["bf16"] < GAIN * seconds["f32"] else "f32"
+    if path is not None:
+        _write(path, {**_read(path), key: chosen})
     return chosen
 
 
-def _cost(spec: EnvSpec, config: TrainConfig, dtype: str) -> float:
-    """Seconds of a core for one acting row and its training rows."""
-    most = min(MOST_CHUNKS * chunk_rows(spec), MOST_ROWS)
+def _costs(spec: EnvSpec, config: TrainConfig) -> dict[Dtype, float]:
+    """Seconds of a core for one acting row and its training rows, by format.
+
+    Infinite for bf16 where a model of the user's own cannot compute in it, whatever it raises.
+    """
+    # Half a chunk of the encoder: some hundredths of a second for images.
+    most = chunk_rows(spec) // 2
     acting = min(config.envs_per_worker * max(1, int(config.workers)), most)
     training = min(config.batch_size // config.minibatches, most)
-    passes = [(_forward(spec, config, dtype, acting), acting, 1)]
-    passes.append((_train(spec, config, dtype, training), training, config.epochs))
-    for work, _, _ in passes:
-        work()
-    total = 0.0
-    for work, rows, times in passes:
-        taken = []
-        for _ in range(TURNS):
-            # Of this thread: others of the run are starting meanwhile.
-            began = time.thread_time()
+
+    def passes(dtype: Dtype) -> list[tuple[Callable[[], Any], float]]:
+        works = [
+            (_forward(spec, config, dtype, acting), 1 / acting),
+            (_train(spec, config, dtype, training), config.epochs / training),
+        ]
+        for work, _ in works:
             work()
-            taken.append(time.thread_time() - began)
-        total += times * statistics.median(taken) / rows
-    return total
+        return works
+
+    tried: dict[Dtype, list[tuple[Callable[[], Any], float]]] = {"f32": passes("f32")}
+    with contextlib.suppress(Exception):
+        tried["bf16"] = passes("bf16")
+    taken: dict[tuple[Dtype, int], list[float]] = {}
+    for _ in range(TURNS):
+        for dtype, works in tried.items():
+            for at, (work, _) in enumerate(works):
+                # Of this thread: others of the run are starting meanwhile.
+                began = time.thread_time()
+                work()
+                taken.setdefault((dtype, at), []).append(time.thread_time() - began)
+    costs: dict[Dtype, float] = {"f32": math.inf, "bf16": math.inf}
+    for dtype, works in tried.items():
+        costs[dtype] = sum(
+            weight * statistics.median(taken[dtype, at]) for at, (_, weight) in enumerate(works)
+        )
+    return costs
 
 
 def _observations(spec: EnvSpec, rows: int) -> dict[str, torch.Tensor]:
@@ -150,7 +164,7 @@ def _key(spec: EnvSpec, config: TrainConfig) -> str:
         config.batch_size // config.minibatches,
         config.epochs,
     )
-    text = repr((leaves, model, sizes))
+    text = repr((leaves, model, uses_separate_critic(spec, model), sizes))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return f"{_processor()} | torch {torch.__version__} | {digest}"
 
@@ -166,8 +180,12 @@ def _processor() -> str:
     return " ".join(value.strip() for name, value in fields if name.strip() in wanted)
 
 
-def _cache_path() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+def _cache_path() -> Path | None:
+    """The user's file; None for a user without a home."""
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        return None
     return Path(home) / "fastrl" / "formats.json"
 
 
@@ -185,6 +203,9 @@ def _write(path: Path, answers: dict[str, str]) -> None:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".formats-")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(answers, file, indent=1)
-        os.replace(name, path)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(answers, file, indent=1)
+            os.replace(name, path)
+        except OSError:
+            os.unlink(name)

@@ -207,6 +207,7 @@ def run(lines: Lines) -> None:
 def begin(shared: Shared, inference: Inference) -> None:
     """Turn this process into an inference process, which serves once there are weights."""
     be_nice(shared.plan.niceness("inference"))
+    gc.collect()
     gc.freeze()  # what is there will stay; no collection need look at it
     while inference.refresh() == 0:
         # The learner publishes its first weights within milliseconds of the plan.

@@ -192,6 +192,7 @@ def run(lines: Lines, fifo: Any) -> None:
     learner = Learner(shared, updater)
     tell = partial(send, fifo, timeout=TELL_SECONDS if plan.sync else 1.0)
     journal = Journal(learner, start.run_dir, tell)
+    gc.collect()
     gc.freeze()  # what is there will stay; no collection need look at it
     with contextlib.suppress(Closed):
         _loop(shared, learner, journal)

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from fastrl.checkpoint import find_checkpoints
-from fastrl.config import TrainConfig, check, draw_seed
+from fastrl.config import TrainConfig, check, draw_seed, is_sync
 from fastrl.config_file import load_config, write_config
 from fastrl.envs.options import EnvOptions
 from fastrl.errors import ConfigError
 from fastrl.models.config import ModelConfig
 from fastrl.option_types import flag_of
-from fastrl.resolve import LAG_IN_BATCHES, versions_per_batch
+from fastrl.resolve import LAG_IN_BATCHES, default_groups, versions_per_batch
 from fastrl.workers.machine import available_cores
 
 CONFIG_FILE = "config.toml"
@@ -151,6 +151,8 @@ def _go_on(
                 f"{getattr(stored, name)}, which a resumed run keeps; leave it out, or begin "
                 "another run (with --init-from, where the network stays the same)."
             )
+    if changed.keys() & {"workers", "envs_per_worker", "mode"} and "groups_per_worker" not in given:
+        changed |= _groups_anew(stored, changed)
     if changed.keys() & {"workers", "groups_per_worker"} and "envs_per_worker" not in given:
         changed |= _spread_anew(stored, changed)
     if changed.get("workers") == 0 and "mode" not in given:
@@ -166,7 +168,23 @@ def _go_on(
         changed.setdefault("max_policy_lag", None)
     if changed.get("mode", stored.mode) != stored.mode:
         changed.setdefault("log_every", None)
+        # In sync nothing is chosen by measurement, which the stored one may have been.
+        changed.setdefault("dtype", None)
     return check(dataclasses.replace(stored, **changed, run_dir=path, resume=config.resume))
+
+
+def _groups_anew(stored: TrainConfig, changed: dict[str, Any]) -> dict[str, Any]:
+    """The default number of groups, where the stored one was the default of what was stored."""
+    cores, before = available_cores(), max(1, int(stored.workers))
+    default = default_groups(before, stored.envs_per_worker, is_sync(stored), cores)
+    if stored.groups_per_worker != default:
+        return {}
+    workers = changed.get("workers", stored.workers)
+    workers = cores if workers == "auto" else max(1, workers)
+    share = changed.get("envs_per_worker", before * stored.envs_per_worker // workers)
+    sync = changed.get("mode", stored.mode) == "sync" or changed.get("workers") == 0
+    groups = default_groups(workers, share, sync, cores)
+    return {} if groups == stored.groups_per_worker else {"groups_per_worker": groups}
 
 
 def _spread_anew(stored: TrainConfig, changed: dict[str, Any]) -> dict[str, Any]:

@@ -90,3 +90,18 @@ def test_rows_that_there_are_not_and_arrays_that_do_not_fit_are_refused():
             rows.reward, rows.over, rows.terminated, rows.truncated, rows.ignored[:, :T].copy(),
             rows.stored, rows.returns, rows.lengths, 1.0, None, False,
         )  # fmt: skip
+
+
+def test_arrays_that_would_have_to_be_copied_are_refused():
+    """A copy would be written, or read, in place of what the caller holds."""
+    rows = Rows()
+    arrays = [
+        rows.reward, rows.over, rows.terminated, rows.truncated, rows.ignored, rows.stored,
+        rows.returns, rows.lengths,
+    ]  # fmt: skip
+    for at, array in enumerate(arrays):
+        strided = np.repeat(array, 2, axis=-1)[..., ::2]
+        other = array.astype(np.float16)
+        for wrong in (strided, other):
+            with pytest.raises(TypeError):
+                RowFinisher(*arrays[:at], wrong, *arrays[at + 1 :], 1.0, None, False)

@@ -5,7 +5,10 @@
 // Other processors and compilers get the plain loop.
 #pragma once
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#include <cstddef>  // says which C library this is
+
+// The names of levels came with GCC 12, and the loader's choice is one of glibc.
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
 #define FASTRL_CLONES \
   __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), optimize("O3")))
 #else

@@ -153,16 +153,18 @@ NB_MODULE(_kernels, m) {
   m.attr("MOST_CHANNELS") = most_channels;
   m.attr("MOST_CHOICES") = most_choices;
   m.def("images_to_bf16", &images<std::uint16_t>, "rows"_a, "index"_a, "mean"_a.none(),
-        "scale"_a.none(), "clip"_a, "out"_a);
+        "scale"_a.none(), "clip"_a, "out"_a.noconvert());
   m.def("images_to_f32", &images<float>, "rows"_a, "index"_a, "mean"_a.none(), "scale"_a.none(),
-        "clip"_a, "out"_a);
-  m.def("choose", &choose_rows, "log_p"_a, "u"_a, "action"_a, "log_prob"_a);
+        "clip"_a, "out"_a.noconvert());
+  m.def("choose", &choose_rows, "log_p"_a, "u"_a, "action"_a.noconvert(),
+        "log_prob"_a.noconvert());
   nb::class_<RowFinisher>(m, "RowFinisher")
       .def(nb::init<Vector<const float>, Vector<const bool>, Rows<const bool>, Rows<const bool>,
                     Rows<bool>, Rows<float>, Vector<double>, Vector<std::int64_t>, float,
                     std::optional<float>, bool>(),
-           "reward"_a, "episode_over"_a, "terminated"_a, "truncated"_a, "ignored"_a,
-           "stored_reward"_a, "returns"_a, "lengths"_a, "scale"_a, "limit"_a.none(), "sign"_a)
+           "reward"_a.noconvert(), "episode_over"_a.noconvert(), "terminated"_a.noconvert(),
+           "truncated"_a.noconvert(), "ignored"_a.noconvert(), "stored_reward"_a.noconvert(),
+           "returns"_a.noconvert(), "lengths"_a.noconvert(), "scale"_a, "limit"_a.none(), "sign"_a)
       .def("finish", &RowFinisher::finish, "slot"_a, "row"_a);
-  m.def("uniform", &uniform_rows, "key"_a, "env"_a, "step"_a, "out"_a);
+  m.def("uniform", &uniform_rows, "key"_a, "env"_a, "step"_a, "out"_a.noconvert());
 }

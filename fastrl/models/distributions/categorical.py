@@ -51,17 +51,18 @@ class Categorical:
         return invert(_log_softmax(params).exp(), u.squeeze(-1))
 
     def sample_with_log_prob(self, params: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """`sample` and `log_prob` of it from one softmax: i32 [N], f32 [N].
+        """`sample` and `log_prob` of it from one softmax: i32 [N], f32 [N] without gradient.
 
         On the CPU in one native pass; its sums may differ in the last bits from those of `sample`.
         """
         log_p = _log_softmax(params)
         if params.device.type == "cpu" and self.num_actions <= MOST_CHOICES:
-            action, log_prob = torch.empty(len(u), dtype=torch.int32), torch.empty(len(u))
+            action = torch.empty(len(u), dtype=torch.int32, device="cpu")
+            log_prob = torch.empty(len(u), dtype=torch.float32, device="cpu")
             choose(log_p.detach(), u.reshape(-1), action, log_prob)
             return action, log_prob
         action = invert(log_p.exp(), u.squeeze(-1))
-        return action, pick(log_p, action)
+        return action, pick(log_p, action).detach()
 
     def mode(self, params: Tensor) -> Tensor:
         """The most probable action, i32 [N]."""

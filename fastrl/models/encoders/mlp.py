@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from fastrl.models.encoders.layers import compute_dtype, orthogonal
 from fastrl.models.pixels import PickedImages
@@ -48,6 +49,7 @@ class _TanhLayer(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         x, weight, y = ctx.saved_tensors
         with torch.autocast(x.device.type, enabled=False):
