@@ -181,7 +181,10 @@ def _groups_anew(stored: TrainConfig, changed: dict[str, Any]) -> dict[str, Any]
         return {}
     workers = changed.get("workers", stored.workers)
     workers = cores if workers == "auto" else max(1, workers)
-    share = changed.get("envs_per_worker", before * stored.envs_per_worker // workers)
+    total = before * stored.envs_per_worker
+    if "envs_per_worker" not in changed and total % workers:
+        return {}  # which is refused, and by the stored number
+    share = changed.get("envs_per_worker", total // workers)
     sync = changed.get("mode", stored.mode) == "sync" or changed.get("workers") == 0
     groups = default_groups(workers, share, sync, cores)
     return {} if groups == stored.groups_per_worker else {"groups_per_worker": groups}

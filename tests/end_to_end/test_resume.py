@@ -21,9 +21,10 @@ from test_modes import assert_same_tensors
 import fastrl
 from fastrl import TrainConfig, checkpoint
 from fastrl.config_file import load_config
-from fastrl.envs import EnvOptions, describe
+from fastrl.envs import EnvOptions, EnvSpec, describe
 from fastrl.errors import ConfigError
 from fastrl.resolve import resolve
+from fastrl.workers import run_folder
 from fastrl.workers.run_folder import choose_run_folder
 
 torch.set_num_threads(1)
@@ -193,6 +194,26 @@ def test_what_follows_from_a_changed_option_is_derived_anew(tmp_path, given, exp
     asked = TrainConfig(run_dir=run, resume="must", **given)
     config = resolve(choose_run_folder(asked, [*given, "resume"]).config, spec, 2, bf16_cpu=False)
     assert {name: getattr(config, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "stored, given, groups",
+    [
+        ({"workers": 2, "envs_per_worker": 4}, {"mode": "async", "workers": 8}, 1),
+        ({"workers": 8, "envs_per_worker": 1}, {"workers": 2}, 2),
+        ({"workers": 2, "envs_per_worker": 4, "groups_per_worker": 4}, {"workers": 1}, 4),
+    ],
+)
+def test_groups_are_derived_anew_unless_they_were_chosen(
+    tmp_path, monkeypatch, stored, given, groups
+):
+    """On 2 cores; see `resolve.default_groups`."""
+    monkeypatch.setattr(run_folder, "available_cores", lambda: 2)
+    spec = EnvSpec("x:y", {}, {}, 1, None)
+    config = resolve(TrainConfig(env="x:y", seed=1, preset="vector", **stored), spec, 2, False)
+    changed = {"mode": "async", **given}
+    found = run_folder._groups_anew(config, changed)
+    assert found.get("groups_per_worker", config.groups_per_worker) == groups
 
 
 def test_workers_that_do_not_divide_the_environments_are_refused(tmp_path):
