@@ -20,15 +20,24 @@ PNG = b"\x89PNG\r\n\x1a\n"
 HANG = 120.0  # seconds; a bench that takes so long hangs
 
 
-def run_bench(folder: Path, bench: str, *flags: str) -> dict[str, Any]:
-    """Run a bench to its end; its JSON. The picture is one, and no child is left."""
+def run_bench(folder: Path, bench: str, *flags: str, program: bool = False) -> dict[str, Any]:
+    """Run a bench to its end; its JSON. The picture is one, and no child is left.
+
+    With `program` as the installed command: for a bench whose process must not have started
+    multiprocessing's forkserver before.
+    """
     own, more = list(flags), []
     if "--" in own:
         at = own.index("--")
         own, more = own[:at], own[at:]
     json_path, plot_path = folder / "out.json", folder / "out.png"
     files = ["--json", str(json_path), "--plot", str(plot_path)]
-    assert bench_main([bench, *own, *files, *more]) == 0
+    arguments = [bench, *own, *files, *more]
+    if program:
+        command = command_line("fastrl-bench", *arguments)
+        assert subprocess.run(command, timeout=HANG).returncode == 0
+    else:
+        assert bench_main(arguments) == 0
     assert plot_path.read_bytes().startswith(PNG)
     assert not multiprocessing.active_children()
     values: dict[str, Any] = json.loads(json_path.read_text())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -9,12 +11,10 @@ import pytest
 import torch
 from outputs import check_spread, interrupt, refusal, run_bench
 
-from fastrl.bench import sample
 from fastrl.bench.command import engine_flags, plan
 from fastrl.bench.random_policy import RandomPolicy
 from fastrl.bench.sample_bodies import return_slots
 from fastrl.bench.sampling import count_rows
-from fastrl.cli import bench_main
 from fastrl.envs import ActionSpec, EnvSpec, ObservationSpec
 from fastrl.monitor.accounts import ROW_SHIFT
 from fastrl.shm import Arena, Closed
@@ -93,9 +93,10 @@ def test_the_policy_draws_every_allowed_action_and_no_other():
 
 
 @pytest.mark.slow
-def test_the_bench_end_to_end(tmp_path, capsys):
+def test_the_bench_end_to_end(tmp_path, capfd):
     flags = ("--env", "envpool:CartPole-v1", "--seconds=0.4", "--repeats=2")
-    values = run_bench(tmp_path, "sample", *flags, "--", "--workers=2", "--envs-per-worker=8")
+    engine = ("--workers=2", "--envs-per-worker=8")
+    values = run_bench(tmp_path, "sample", *flags, "--", *engine, program=True)
     for key in ("engine_rows_per_second", "raw_rows_per_second", "share_of_raw", "batch_rows"):
         check_spread(values[key], 2)
     assert {(one["processes"], one["threads"]) for one in values["raw"]} <= {(1, 2), (2, 1), (1, 1)}
@@ -105,7 +106,7 @@ def test_the_bench_end_to_end(tmp_path, capsys):
     assert share["high"] <= engine["high"] / values["raw_rows_per_second"]["low"] * 1.001
     # A batch of inference has between one group and all of them.
     assert 4 <= values["batch_rows"]["low"] <= values["batch_rows"]["high"] <= 16
-    assert "share of raw" in capsys.readouterr().out
+    assert "share of raw" in capfd.readouterr().out
 
 
 ENDS = """
@@ -128,19 +129,12 @@ class Ends(gym.Env):
 """
 
 
-@pytest.mark.slow
-def test_a_dead_process_fails_the_bench(tmp_path, monkeypatch, capsys):
-    (tmp_path / "ends_here.py").write_text(ENDS)
-    monkeypatch.syspath_prepend(tmp_path)
-    flags = ["--seconds=30", "--repeats=1", "--", "--workers=1", "--envs-per-worker=2"]
-    monkeypatch.setattr(sample, "_team", lambda *_: NoTeam())
-    assert bench_main(["sample", "--env", "py:ends_here:Ends", *flags]) == 1
-    assert "Rollout worker 0 ended with exit code 7." in capsys.readouterr().err
+WITHOUT_RAW = """
+import sys
+from fastrl.bench import sample
+from fastrl.cli import bench_main
 
-
-class NoTeam:
-    """In the place of raw stepping, which is not what is tested."""
-
+class NoTeam:  # raw stepping is not what is tested
     def __enter__(self):
         return self
 
@@ -149,6 +143,20 @@ class NoTeam:
 
     def rates(self, at, seconds):
         return []
+
+sample._team = lambda *_: NoTeam()
+sys.exit(bench_main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_dead_process_fails_the_bench(tmp_path):
+    (tmp_path / "ends_here.py").write_text(ENDS)
+    flags = ["--seconds=30", "--repeats=1", "--", "--workers=1", "--envs-per-worker=2"]
+    command = [sys.executable, "-c", WITHOUT_RAW, "sample", "--env", "py:ends_here:Ends", *flags]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 1
+    assert "Rollout worker 0 ended with exit code 7." in done.stderr
 
 
 def test_refusals(capsys):
