@@ -118,7 +118,10 @@ CARTPOLE = ["--env", "envpool:CartPole-v1"]
         ([*CARTPOLE, "--model", "resnet"], "no model 'resnet'"),
         ([*CARTPOLE, "--save-every", "5m"], "--save-every is '5m'"),
         ([*CARTPOLE, "--log-every", "often"], "--log-every is 'often'"),
-        ([*CARTPOLE, "--envs-per-worker", "3"], "--envs-per-worker 3"),
+        (
+            [*CARTPOLE, "--envs-per-worker", "3", "--groups-per-worker", "2"],
+            "--envs-per-worker 3",
+        ),
     ],
 )
 def test_a_wrong_flag_is_refused_before_any_process(
