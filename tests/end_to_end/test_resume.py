@@ -236,13 +236,14 @@ def test_time_goes_on_and_a_run_that_begins_once_more_says_so(tmp_path):
         # The checkpoint's clock is that of the records: it was saved after the last of them but
         # the one that says what ended the run.
         *_, last, _end = records(run)
-        seconds = newest(run)["seconds"]
+        # Records tell milliseconds, and this run takes some eighty of them.
+        seconds = round(newest(run)["seconds"], 3)
         assert seconds >= last["seconds"]
         resume(run, total_steps=total)
         lines = records(run)
         mark = max(i for i, line in enumerate(lines) if line.get("resumed"))
         assert lines[mark]["seconds"] == pytest.approx(seconds, abs=1e-3)
-        assert all(line["seconds"] > seconds for line in lines[mark + 1 :])
+        assert all(line["seconds"] >= seconds for line in lines[mark + 1 :])
     for path in checkpoint.find_checkpoints(run):
         path.unlink()
     train(run, resume="auto", total_steps=300)
