@@ -33,7 +33,6 @@ from fastrl.bench.records import read_records
 from fastrl.bench.synthetic_rows import (
     ACTIONS,
     filled_arena,
-    sample_observations,
     spec_of,
     synthetic_rollout,
 )
@@ -43,6 +42,7 @@ from fastrl.models.acting import ActingPolicy
 from fastrl.models.config import ModelConfig
 from fastrl.models.distributions import Categorical, DiagonalGaussian
 from fastrl.models.noise import uniform
+from fastrl.models.passes import sample_observations
 from fastrl.models.policy import ActorCritic
 from fastrl.resolve import resolve
 from fastrl.shm import Arena

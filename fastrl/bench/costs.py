@@ -20,23 +20,17 @@ import functools
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from fastrl.bench.report import Spread
 from fastrl.bench.stepping import adapter_work
-from fastrl.bench.synthetic_rows import sample_observations
 from fastrl.bench.team import Team, Work
 from fastrl.config import TrainConfig
 from fastrl.envs import EnvSpec
 from fastrl.envs.options import EnvOptions
-from fastrl.models.acting import chunk_rows
-from fastrl.models.config import ModelConfig
-from fastrl.models.flat import CastCopy, FlatParameters
-from fastrl.models.policy import ActorCritic
+from fastrl.models.passes import forward_work, train_work
 
 Kind = Literal["env", "inf", "train"]
 KINDS: tuple[Kind, ...] = ("env", "inf", "train")
@@ -162,61 +156,3 @@ def _work(arrangement: Arrangement, config: TrainConfig, spec: EnvSpec, copy: in
         return adapter_work(config.env, options, arrangement.size, seed=config.seed + copy)
     make_work = forward_work if arrangement.kind == "inf" else train_work
     return make_work(config, spec, arrangement.size, arrangement.dtype)
-
-
-def forward_work(config: TrainConfig, spec: EnvSpec, rows: int, dtype: str) -> Work:
-    """One forward pass over `rows` rows, as `fastrl.models.acting` does it."""
-    network = ActorCritic(spec, config.section(ModelConfig)).requires_grad_(False)
-    encoder = network.encoder
-    if dtype == "bf16":
-        encoder = CastCopy(FlatParameters(network), network.encoder, torch.bfloat16).module
-    obs = sample_observations(spec, rows, np.random.default_rng(0))
-    chunks, masks = _chunks(obs, rows, chunk_rows(spec)), _free(spec, rows)
-
-    @torch.no_grad()
-    def work() -> int:
-        network.heads(_cat([encoder(chunk) for chunk in chunks]), masks)
-        return rows
-
-    return work
-
-
-def train_work(config: TrainConfig, spec: EnvSpec, rows: int, dtype: str) -> Work:
-    """One forward and backward pass over `rows` rows, as `fastrl.workers.update` does it.
-
-    The gradient at the heads is a constant in place of a loss; gradients add up, as nobody looks.
-    """
-    network = ActorCritic(spec, config.section(ModelConfig))
-    FlatParameters(network)  # the gradients are views of one tensor, as the learner's are
-    obs = sample_observations(spec, rows, np.random.default_rng(0))
-    chunks, masks = _chunks(obs, rows, chunk_rows(spec)), _free(spec, rows)
-    autocast: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if dtype == "bf16":
-        autocast = torch.autocast("cpu", torch.bfloat16)
-
-    def forward() -> list[Tensor]:
-        with autocast:
-            features = _cat([network.encode(chunk) for chunk in chunks])
-        output = network.heads(features, masks)
-        return [*output.params.values(), output.value]
-
-    gradients = [torch.full_like(tensor, 1e-3) for tensor in forward()]
-
-    def work() -> int:
-        torch.autograd.backward(forward(), gradients)
-        return rows
-
-    return work
-
-
-def _chunks(obs: dict[str, Tensor], rows: int, size: int) -> list[dict[str, Tensor]]:
-    return [{key: leaf[at : at + size] for key, leaf in obs.items()} for at in range(0, rows, size)]
-
-
-def _cat(chunks: list[Tensor]) -> Tensor:
-    return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
-
-
-def _free(spec: EnvSpec, rows: int) -> dict[str, Tensor]:
-    """Masks that allow everything: what they cost is part of the heads."""
-    return {key: torch.ones(rows, size, dtype=torch.bool) for key, size in spec.masks.items()}

@@ -19,12 +19,11 @@ from fastrl.bench.peer import BenchFailed
 from fastrl.bench.sample_bodies import BODIES, NUM_PARAMS
 from fastrl.config import TrainConfig
 from fastrl.envs import registered
-from fastrl.errors import ConfigError
 from fastrl.monitor.accounts import CLOCK_SIZE, ROW_SHIFT, Clock
 from fastrl.workers.crew import Crew, Interrupted, ProcessDied
 from fastrl.workers.plan import Plan
 from fastrl.workers.rollout import RolloutStart
-from fastrl.workers.shared import Shared
+from fastrl.workers.shared import Shared, place
 from fastrl.workers.signals import StopSignal, stop_signals
 from fastrl.workers.supervisor import STOP_SECONDS, allow_descriptors
 from fastrl.workers.travel import pack
@@ -154,11 +153,7 @@ def _start(crew: Crew, config: TrainConfig, cores: int) -> Shared:
     plan = Plan(config, spec, NUM_PARAMS, cores)
     plan.check_memory()
     crew.watch_forkserver(crew.expect(first, "constructed"))
-    try:
-        segment = crew.arena.extend(plan.layout().nbytes)
-    except MemoryError as error:
-        raise ConfigError(f"{error} Use fewer environments or a shorter rollout.") from error
-    plan = plan.with_segment(segment)
+    plan = place(plan, crew.arena)
     for child in (first, learner, inference):
         crew.send(child, plan)
     for worker in range(1, plan.num_workers):

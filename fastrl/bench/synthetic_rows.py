@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fastrl.envs import ActionSpec, EnvSpec, ObservationSpec
+from fastrl.models.passes import sample_observations
 from fastrl.shm import Arena
 from fastrl.workers.plan import Plan
 from fastrl.workers.shared import Shared
@@ -28,19 +29,6 @@ def spec_of(observation: str, action: str) -> EnvSpec:
     return EnvSpec(
         "check", {"obs": OBSERVATIONS[observation]}, {"action": ACTIONS[action]}, 1, None
     )
-
-
-def sample_observations(spec: EnvSpec, rows: int, rng: np.random.Generator) -> dict[str, Tensor]:
-    """Random observations in stored form, leaves [rows, *shape]."""
-    obs = {}
-    for key, leaf in spec.observation.items():
-        shape = (rows, *leaf.shape)
-        if leaf.kind == "vector":
-            array = rng.standard_normal(shape, dtype=np.float32).astype(leaf.dtype)
-        else:
-            array = rng.integers(leaf.n or 256, size=shape).astype(leaf.dtype)
-        obs[key] = torch.from_numpy(array)
-    return obs
 
 
 def synthetic_rollout(device: str) -> dict[str, Tensor]:

@@ -22,19 +22,17 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import torch
 
 from fastrl.config import TrainConfig
 from fastrl.envs.spec import EnvSpec
 from fastrl.models.acting import chunk_rows
 from fastrl.models.config import BUILT_IN, ModelConfig
-from fastrl.models.flat import CastCopy, FlatParameters
-from fastrl.models.policy import ActorCritic, uses_separate_critic
+from fastrl.models.passes import Work, forward_work, train_work
+from fastrl.models.policy import uses_separate_critic
 
 Dtype = Literal["f32", "bf16"]
 
@@ -76,16 +74,16 @@ def _costs(spec: EnvSpec, config: TrainConfig) -> dict[Dtype, float]:
     acting = min(config.envs_per_worker * max(1, int(config.workers)), most)
     training = min(config.batch_size // config.minibatches, most)
 
-    def passes(dtype: Dtype) -> list[tuple[Callable[[], Any], float]]:
+    def passes(dtype: Dtype) -> list[tuple[Work, float]]:
         works = [
-            (_forward(spec, config, dtype, acting), 1 / acting),
-            (_train(spec, config, dtype, training), config.epochs / training),
+            (forward_work(config, spec, acting, dtype), 1 / acting),
+            (train_work(config, spec, training, dtype), config.epochs / training),
         ]
         for work, _ in works:
             work()
         return works
 
-    tried: dict[Dtype, list[tuple[Callable[[], Any], float]]] = {"f32": passes("f32")}
+    tried: dict[Dtype, list[tuple[Work, float]]] = {"f32": passes("f32")}
     with contextlib.suppress(Exception):
         tried["bf16"] = passes("bf16")
     taken: dict[tuple[Dtype, int], list[float]] = {}
@@ -102,57 +100,6 @@ def _costs(spec: EnvSpec, config: TrainConfig) -> dict[Dtype, float]:
             weight * statistics.median(taken[dtype, at]) for at, (_, weight) in enumerate(works)
         )
     return costs
-
-
-def _observations(spec: EnvSpec, rows: int) -> dict[str, torch.Tensor]:
-    rng = np.random.default_rng(0)
-    obs = {}
-    for key, leaf in spec.observation.items():
-        shape = (rows, *leaf.shape)
-        if leaf.kind in ("discrete", "multi_discrete"):
-            array = np.zeros(shape, leaf.dtype)
-        elif leaf.dtype == "uint8":
-            array = rng.integers(256, size=shape, dtype=np.uint8)
-        else:
-            array = rng.standard_normal(shape).astype(leaf.dtype)
-        obs[key] = torch.from_numpy(array)
-    return obs
-
-
-def _chunks(spec: EnvSpec, rows: int) -> list[dict[str, torch.Tensor]]:
-    obs, size = _observations(spec, rows), chunk_rows(spec)
-    return [{k: v[at : at + size] for k, v in obs.items()} for at in range(0, rows, size)]
-
-
-def _forward(spec: EnvSpec, config: TrainConfig, dtype: str, rows: int) -> Callable[[], Any]:
-    network = ActorCritic(spec, config.section(ModelConfig)).requires_grad_(False)
-    encoder = network.encoder
-    if dtype == "bf16":
-        encoder = CastCopy(FlatParameters(network), network.encoder, torch.bfloat16).module
-    chunks = _chunks(spec, rows)
-
-    @torch.no_grad()
-    def work() -> None:
-        for chunk in chunks:
-            encoder(chunk)
-
-    return work
-
-
-def _train(spec: EnvSpec, config: TrainConfig, dtype: str, rows: int) -> Callable[[], Any]:
-    network = ActorCritic(spec, config.section(ModelConfig))
-    FlatParameters(network)
-    chunks = _chunks(spec, rows)
-
-    def work() -> None:
-        autocast: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if dtype == "bf16":
-            autocast = torch.autocast("cpu", torch.bfloat16)
-        with autocast:
-            features = torch.cat([network.encode(chunk) for chunk in chunks])
-        features.float().sum().backward()
-
-    return work
 
 
 def _key(spec: EnvSpec, config: TrainConfig) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fastrl.errors import ConfigError
 from fastrl.shm import (
     Arena,
     Closed,
@@ -27,6 +28,15 @@ GENERATION_SHIFT = 32
 """A ring's word is ``generation << 32 | group``."""
 
 GROUP_MASK = (1 << GENERATION_SHIFT) - 1
+
+
+def place(plan: Plan, arena: Arena) -> Plan:
+    """The plan with its arrays in new memory of the arena; ConfigError where there is none."""
+    try:
+        segment = arena.extend(plan.layout().nbytes)
+    except MemoryError as error:
+        raise ConfigError(f"{error} Use fewer environments or a shorter rollout.") from error
+    return plan.with_segment(segment)
 
 
 class Shared:

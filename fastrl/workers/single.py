@@ -36,7 +36,7 @@ from fastrl.workers.record import Record
 from fastrl.workers.reports import MetricsReport, SavedReport
 from fastrl.workers.rollout import RolloutWorker, make_first_group, make_group
 from fastrl.workers.run_folder import RunFolder, locked, open_run_folder
-from fastrl.workers.shared import Shared
+from fastrl.workers.shared import Shared, place
 from fastrl.workers.signals import StopSignal, stop_signals
 from fastrl.workers.slot_queue import SlotQueue
 from fastrl.workers.supervisor import tell_plan
@@ -67,13 +67,10 @@ def train_in_this_process(folder: RunFolder, console: Console) -> int:
         envs += [make_group(config, g, built.start.rows, 0) for g in range(1, plan.num_groups)]
         arena = Arena.create()
         stack.callback(arena.close)
-        try:
-            segment = arena.extend(plan.layout().nbytes)
-        except MemoryError as error:
-            raise ConfigError(f"{error} Use fewer environments or a shorter rollout.") from error
+        plan = place(plan, arena)
         stack.enter_context(open_run_folder(folder, config))
         tell_plan(console, folder, plan, built)
-        shared = Shared(plan.with_segment(segment), arena)
+        shared = Shared(plan, arena)
         writer = MetricWriter(folder.path, on_error=console.say)
         stack.callback(writer.close)
         if folder.exists:

@@ -31,7 +31,7 @@ from fastrl.workers.record import Record
 from fastrl.workers.reports import EndReport, MetricsReport, SavedReport
 from fastrl.workers.rollout import RolloutStart
 from fastrl.workers.run_folder import RunFolder, choose_run_folder, locked, open_run_folder
-from fastrl.workers.shared import Shared
+from fastrl.workers.shared import Shared, place
 from fastrl.workers.signals import StopSignal, stop_signals
 from fastrl.workers.travel import pack
 
@@ -112,13 +112,9 @@ class Supervisor:
         plan = Plan(config, spec, built.num_params, cores, built.start, began)
         plan.check_memory()
         crew.watch_forkserver(crew.expect(first, "constructed"))
-        try:
-            segment = crew.arena.extend(plan.layout().nbytes)
-        except MemoryError as error:
-            raise ConfigError(f"{error} Use fewer environments or a shorter rollout.") from error
+        plan = place(plan, crew.arena)
         stack.enter_context(open_run_folder(folder, config))
         tell_plan(self._console, folder, plan, built)
-        plan = plan.with_segment(segment)
         crew.send(first, plan)
         crew.send(learner, plan)
         crew.send(inference, (plan, self._models))

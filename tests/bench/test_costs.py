@@ -13,9 +13,7 @@ from fastrl.bench.costs import (
     arrangements,
     cheapest,
     efficiency,
-    forward_work,
     measure,
-    train_work,
     work_per_step,
 )
 from fastrl.bench.report import Spread
@@ -23,6 +21,7 @@ from fastrl.bench.synthetic_rows import spec_of
 from fastrl.config import TrainConfig
 from fastrl.envs.spaces import with_masks
 from fastrl.errors import ConfigError
+from fastrl.models.passes import forward_work, train_work
 from fastrl.models.policy import ActorCritic
 
 MEDIANS = {"env": 300.0, "inf": 100.0, "train": 200.0}
