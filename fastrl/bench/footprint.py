@@ -20,7 +20,7 @@ from typing import NamedTuple
 from fastrl.bench.processes import private_bytes
 from fastrl.bench.stepping import group_work
 from fastrl.config import TrainConfig
-from fastrl.envs import make
+from fastrl.envs import describe, make
 from fastrl.envs.options import EnvOptions
 
 PLAYED_ROWS = 20
@@ -57,6 +57,7 @@ def _measure(config: TrainConfig) -> Footprint:
         import envpool  # noqa: F401
     options, groups = config.section(EnvOptions), config.groups_per_worker
     size = config.envs_per_worker // groups
+    describe(config.env, options)  # the engine's forkserver does that once for all
     before, began = private_bytes(os.getpid()), time.process_time()
     envs = [make(config.env, options, size, g * size, config.seed) for g in range(groups)]
     seconds = time.process_time() - began

@@ -7,19 +7,22 @@ is the only link, and main looks at pidfds.
 from __future__ import annotations
 
 import atexit
+import base64
 import contextlib
 import multiprocessing
 import os
+import pickle
 import select
 import time
 from collections.abc import Iterable
 from typing import Any
 
+from fastrl.envs.options import EnvOptions
 from fastrl.errors import ConfigError
 from fastrl.shm import Arena, CrashReport
 from fastrl.workers.bodies import Bodies
 from fastrl.workers.children import Child
-from fastrl.workers.process import Launcher, Lines
+from fastrl.workers.process import ENV_VARIABLE, Launcher, Lines
 from fastrl.workers.reports import ReportQueue
 from fastrl.workers.rollout import RolloutStart
 
@@ -56,9 +59,14 @@ class Crew:
         ours, theirs = multiprocessing.Pipe()
         crash = CrashReport.create()
         lines = Lines(self.arena, crash, theirs, parent_pid=None)
-        name = f"rollout-{start.worker}"
+        name, config = f"rollout-{start.worker}", start.config
         try:
-            process = self._launcher.fork(name, self._bodies.rollout, start, lines)
+            process = self._launcher.fork(
+                name,
+                self._bodies.rollout,
+                *(start, lines),
+                variables={ENV_VARIABLE: _packed_env(config.env, config.section(EnvOptions))},
+            )
         except (EOFError, OSError) as error:
             self.raise_if_interrupted()
             raise ProcessDied(
@@ -187,3 +195,8 @@ def _poll(descriptors: list[int], timeout: float) -> list[tuple[int, int]]:
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN)
     return poller.poll(timeout * 1000)
+
+
+def _packed_env(env_id: str, options: EnvOptions) -> str:
+    """An environment as the text that `ENV_VARIABLE` holds."""
+    return base64.b64encode(pickle.dumps((env_id, options))).decode()

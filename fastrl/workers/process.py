@@ -19,7 +19,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -29,6 +29,8 @@ from fastrl.errors import ConfigError
 from fastrl.shm import Arena, Closed, CrashReport
 
 MAIN_PID_VARIABLE = "FASTRL_MAIN_PID"
+ENV_VARIABLE = "FASTRL_ENV"
+"""In the forkserver: the environment that its children will make, see `fastrl.workers.preload`."""
 SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -182,8 +184,17 @@ class Launcher:
             process.start()
         return process
 
-    def fork(self, name: str, target: Callable[..., None], *args: Any) -> Any:
-        """Start a process from the forkserver (rollout); cheap, and free of torch."""
+    def fork(
+        self,
+        name: str,
+        target: Callable[..., None],
+        *args: Any,
+        variables: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Start a process from the forkserver (rollout); cheap, and free of torch.
+
+        The first call starts the forkserver, with these variables in its environment.
+        """
         process = self._forkserver.Process(name=name, target=target, args=args, daemon=True)
         # Read by the forkserver at its first start. OpenBLAS would start a thread per core before
         # the fork; and the current folder may hold another `fastrl` than the one that runs.
@@ -197,6 +208,7 @@ class Launcher:
                     SAFE_PATH_VARIABLE: "1",
                     "OPENBLAS_NUM_THREADS": "1",
                     "OMP_NUM_THREADS": "1",
+                    **(variables or {}),
                 }
             ),
         ):
