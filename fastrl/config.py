@@ -60,7 +60,22 @@ class RunOptions:
     init_from: Path | None = UNSET
     """Folder of a run whose weights and normalisers the new run begins with."""
     save_every: str = "300s"
-    """Time between checkpoints: seconds (300s) or updates (100u)."""
+    """Time between checkpoints: seconds (300s) or updates (100u; taken at multiples of it)."""
+    keep: int = 3
+    """Newest checkpoints that are kept; older ones are removed, but for the best and milestones."""
+    keep_best: bool = True
+    """Keep the checkpoint whose mean return of the last 100 episodes was the highest, as
+    checkpoints/best.pt."""
+    milestone_every: int | None = None
+    """Steps between checkpoints that are kept for ever (the first one taken at or after each
+    multiple), as checkpoints/milestone_STEPS.pt; unset: none."""
+    exact_resume: bool = False
+    """In sync: a run that was killed and resumed gives the bits of one that was not. Every
+    environment is made anew at each scheduled checkpoint (--save-every in updates), so episodes
+    under way end there uncounted."""
+    max_restarts: int = 0
+    """Times that the engine goes on from its newest checkpoint by itself after the death of the
+    learner, of inference or of what starts the workers."""
     log_every: float | str = UNSET
     """Time between console lines and metric records: seconds (5 or 5s) or updates (10u). Default
     5s, and in sync 10u."""
@@ -85,6 +100,12 @@ class RolloutOptions:
     stagger: int = 100
     """Each environment first plays a number of random steps below this, so that episodes do not end
     in step."""
+    max_worker_restarts: int = 10
+    """Rollout workers that may die within ten minutes and be replaced; one more ends the run. 0:
+    the first one does."""
+    env_timeout: float | None = None
+    """Seconds after which a worker inside one step of an environment counts as dead, and is
+    replaced; unset: never. From 10 seconds on the console names it in any case."""
     inference_wait: float | Literal["auto"] = "auto"
     """Milliseconds inference waits for a third of the groups; auto: 10 where processes outnumber
     cores."""
@@ -133,6 +154,9 @@ class LearnOptions:
     """Weight of the value loss."""
     normalize_advantage: bool = True
     """Shift and scale advantages to mean 0 and deviation 1 in each minibatch."""
+    max_skipped: int = 10
+    """Optimiser steps in a row that may be skipped because loss or gradient is not finite; one more
+    ends the run."""
     max_policy_lag: int = UNSET
     """Rows chosen by weights older than this many versions are not trained on; default: the
     versions of 8 batches."""
@@ -238,6 +262,12 @@ _RANGES: list[tuple[str, float, bool, float]] = [
     ("envs_per_worker", 1, True, 2**20),
     ("rollout_length", 1, True, 4096),
     ("stagger", 0, True, 10**6),
+    ("keep", 1, True, 10**6),
+    ("milestone_every", 1, True, 10**15),
+    ("max_restarts", 0, True, 10**6),
+    ("max_worker_restarts", 0, True, 10**6),
+    ("env_timeout", 0, False, 10**6),
+    ("max_skipped", 0, True, 10**6),
     ("inference_wait", 0, True, 1000),
     ("reward_scale", 0, False, 1e9),
     ("reward_clip", 0, False, 1e9),
@@ -317,6 +347,8 @@ def _check_mode(config: TrainConfig) -> None:
             "--workers 0 runs everything in one process, so --mode cannot be async; leave one of "
             "the two out."
         )
+    if config.exact_resume:
+        _check_exact(config)
     if not is_sync(config):
         return
     if config.inference_wait != "auto":
@@ -328,6 +360,26 @@ def _check_mode(config: TrainConfig) -> None:
         raise ConfigError(
             f"--log-every is {config.log_every} in sync mode, where records are written every "
             "fixed number of updates, so that equal seeds write equal ones; give updates (10u)."
+        )
+
+
+def _check_exact(config: TrainConfig) -> None:
+    """Refuse what `--exact-resume` cannot keep its promise with."""
+    if not is_sync(config):
+        raise ConfigError(
+            "--exact-resume needs --mode sync: in async what is learned depends on time."
+        )
+    save = save_interval(config.save_every)
+    if save.unit == "s":
+        raise ConfigError(
+            f"--exact-resume needs checkpoints at fixed updates, and --save-every is "
+            f"{config.save_every}; give updates (100u)."
+        )
+    log = Interval(10, "u") if config.log_every is None else log_interval(config.log_every)
+    if log.unit == "u" and save.number % log.number:
+        raise ConfigError(
+            f"--exact-resume needs records that end with a checkpoint: --save-every "
+            f"{save.number:g}u is not a multiple of --log-every {log.number:g}u."
         )
 
 

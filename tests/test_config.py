@@ -60,7 +60,7 @@ def test_the_preset_follows_the_kind_of_observation(env, observation, preset, re
     unset = [name for name in field_names() if getattr(config, name) is None]
     assert set(unset) == {
         "stop_at_return", "run_dir", "init_from", "max_episode_steps", "frame_stack",
-        "separate_critic", "channels", "image_features",
+        "separate_critic", "channels", "image_features", "env_timeout", "milestone_every",
     }  # fmt: skip
 
 

@@ -46,6 +46,13 @@ class SavedReport:
 
 
 @dataclass(frozen=True)
+class NoticeReport:
+    """Something that happened while learning, for the console and the log."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class EndReport:
     """The learner has finished; the last checkpoint is written."""
 

@@ -33,7 +33,7 @@ from fastrl.workers.learner import Learner, build
 from fastrl.workers.machine import available_cores, has_bf16
 from fastrl.workers.plan import Plan
 from fastrl.workers.record import Record
-from fastrl.workers.reports import MetricsReport, SavedReport
+from fastrl.workers.reports import MetricsReport, NoticeReport, SavedReport
 from fastrl.workers.rollout import RolloutWorker, make_first_group, make_group
 from fastrl.workers.run_folder import RunFolder, locked, open_run_folder
 from fastrl.workers.shared import Shared, place
@@ -120,6 +120,8 @@ class _Run:
             self._goal_reached = self._record.goal_reached()
         elif isinstance(report, SavedReport):
             self._console.say(report.describe())
+        elif isinstance(report, NoticeReport):
+            self._console.say(report.text)
 
     def loop(
         self,

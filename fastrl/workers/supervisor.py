@@ -28,7 +28,7 @@ from fastrl.workers.learner_start import Built, LearnerStart
 from fastrl.workers.machine import available_cores, has_bf16
 from fastrl.workers.plan import Plan
 from fastrl.workers.record import Record
-from fastrl.workers.reports import EndReport, MetricsReport, SavedReport
+from fastrl.workers.reports import EndReport, MetricsReport, NoticeReport, SavedReport
 from fastrl.workers.rollout import RolloutStart
 from fastrl.workers.run_folder import RunFolder, choose_run_folder, locked, open_run_folder
 from fastrl.workers.shared import Shared, place
@@ -217,6 +217,8 @@ class Supervisor:
                     self._judge(shared, record, report.through)
             elif isinstance(report, SavedReport):
                 self._console.say(report.describe())
+            elif isinstance(report, NoticeReport):
+                self._console.say(report.text)
             elif isinstance(report, EndReport):
                 self._updates = report.through
                 self._console.say(f"the learner has finished after {report.steps:,} steps")
