@@ -109,7 +109,7 @@ def train_for(steps: int) -> Work:
     def work(env_id: str) -> None:
         import torch
 
-        from fastrl.workers.supervisor import train
+        from fastrl.workers.training import train
 
         torch.set_num_threads(1)
         run = Path("run")

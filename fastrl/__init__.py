@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from fastrl.envs import register_env
     from fastrl.evaluate import load_policy
     from fastrl.models.registry import register_model
-    from fastrl.workers.supervisor import train
+    from fastrl.workers.training import train
 
 _PUBLIC = {
     "TrainConfig": "fastrl.config",
     "load_policy": "fastrl.evaluate",
     "register_env": "fastrl.envs",
     "register_model": "fastrl.models.registry",
-    "train": "fastrl.workers.supervisor",
+    "train": "fastrl.workers.training",
 }
 
 __all__ = ["TrainConfig", "load_policy", "register_env", "register_model", "train"]

@@ -9,15 +9,17 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
-from fastrl.bench.options import COMMANDS, run
+from fastrl.bench.options import parse_bench, run
+from fastrl.config import INT32_MAX
 from fastrl.envs.options import EnvOptions, check_ranges
 from fastrl.errors import ConfigError
-from fastrl.flags import described, given_options, parse_train
+from fastrl.flags import declared_as, described, given_options, parse, parse_train
 from fastrl.monitor.console import discard_stdout, table
+from fastrl.option_types import shown
 
 
 def train_main(arguments: Sequence[str] | None = None) -> int:
@@ -28,8 +30,11 @@ def train_main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # --help | head
         discard_stdout()
         return 1
+    except ConfigError as error:
+        print(f"fastrl-train: {error}", file=sys.stderr)
+        return 2
     try:
-        from fastrl.workers.supervisor import start_training
+        from fastrl.workers.training import start_training
 
         return start_training(config, given_options(arguments))
     except ConfigError as error:
@@ -41,7 +46,7 @@ def train_main(arguments: Sequence[str] | None = None) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class EvalOptions:
-    """Play the newest checkpoint of a run."""
+    """Play a checkpoint of a run."""
 
     run: tyro.conf.Positional[Path]
     """The run's folder."""
@@ -51,15 +56,21 @@ class EvalOptions:
     """Seed of the environments and the sampled actions; drawn if unset."""
     greedy: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Take the most probable action instead of sampling."""
+    checkpoint: str = "newest"
+    """newest (that can be read), best (the highest mean return of 100 episodes in training), or the
+    path of a file."""
 
 
 def eval_main(arguments: Sequence[str] | None = None) -> int:
     """`fastrl-eval`."""
     try:
-        options = tyro.cli(EvalOptions, prog="fastrl-eval", args=arguments)
+        parsed = parse(described(EvalOptions), "fastrl-eval", arguments, [EvalOptions])
+        options = declared_as(EvalOptions, parsed)
         from fastrl.evaluate import evaluate
 
-        result = evaluate(options.run, options.episodes, options.seed, greedy=options.greedy)
+        result = evaluate(
+            options.run, options.episodes, options.seed, options.greedy, options.checkpoint
+        )
         print(result.describe(), flush=True)
     except ConfigError as error:
         print(f"fastrl-eval: {error}", file=sys.stderr)
@@ -88,23 +99,24 @@ def check_main(arguments: Sequence[str] | None = None) -> int:
     """`fastrl-check`: 0 without faults, 1 with some, 2 where it cannot be used at all."""
     options_of_env = described(EnvOptions)
     environment = ("environment", options_of_env, dataclasses.field(default=options_of_env()))
-    groups = dataclasses.make_dataclass("Check", [("what", CheckOptions), environment], frozen=True)
+    groups = dataclasses.make_dataclass(
+        "Check", [("what", described(CheckOptions)), environment], frozen=True
+    )
     try:
-        parsed: Any = tyro.cli(
-            groups,
-            prog="fastrl-check",
-            description=CheckOptions.__doc__,
-            args=arguments,
-            config=(tyro.conf.OmitArgPrefixes,),
-        )
+        sections = [CheckOptions, EnvOptions]
+        parsed = parse(groups, "fastrl-check", arguments, sections, CheckOptions.__doc__)
         from fastrl.envs.check import check, describe_spec
 
-        names = [field.name for field in dataclasses.fields(EnvOptions)]
-        options = EnvOptions(**{name: getattr(parsed.environment, name) for name in names})
+        what = declared_as(CheckOptions, parsed.what)
+        options = declared_as(EnvOptions, parsed.environment)
         check_ranges(options)
-        if parsed.what.rows < 1:
-            raise ConfigError(f"--rows is {parsed.what.rows}; it must be at least 1.")
-        report = check(parsed.what.env, options, parsed.what.rows, parsed.what.seed)
+        for name, value, least in (("rows", what.rows, 1), ("seed", what.seed, 0)):
+            if not least <= value <= INT32_MAX:
+                raise ConfigError(
+                    f"--{name} is {shown(value)}; it must be at least {least} and at most "
+                    f"{INT32_MAX:,}."
+                )
+        report = check(what.env, options, what.rows, what.seed)
         print(table(describe_spec(report.spec)))
         if report.seconds_per_step is not None:
             print(
@@ -131,16 +143,12 @@ def bench_main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     at = arguments.index("--") if "--" in arguments else len(arguments)
     try:
-        options: Any = tyro.extras.subcommand_cli_from_dict(
-            COMMANDS,
-            prog="fastrl-bench",
-            description="Measure, and check, what this installation does on this machine. Where a "
-            "bench trains or steps an environment, flags of fastrl-train may follow after --.",
-            args=arguments[:at],
-        )
+        options = parse_bench(arguments[:at])
         more = tuple(arguments[at + 1 :])
         if more and not hasattr(options, "flags"):
-            raise ConfigError(f"{arguments[0]} takes no flags of fastrl-train: {' '.join(more)}")
+            raise ConfigError(
+                f"{arguments[0]} takes no flags of fastrl-train; leave out {shown(' '.join(more))}."
+            )
         if more:
             options = dataclasses.replace(options, flags=more)
         return run(options)

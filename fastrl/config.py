@@ -22,9 +22,9 @@ from typing import Any, Literal, NamedTuple
 
 from fastrl.envs.options import EnvOptions, check_ranges
 from fastrl.errors import ConfigError
-from fastrl.models.config import ModelConfig, check_cnn
+from fastrl.models.config import MAX_WIDTH, ModelConfig, check_cnn
 from fastrl.models.registry import model_builder
-from fastrl.option_types import as_declared, flag_of
+from fastrl.option_types import as_declared, flag_of, shown
 
 UNSET: Any = None
 """The value of an option that the preset (or the size of the run) decides when the user does
@@ -213,7 +213,9 @@ def preset_names() -> list[str]:
 def load_preset(name: str) -> dict[str, Any]:
     """Read a shipped preset as flat option values; ConfigError names the presets there are."""
     if name not in preset_names():
-        raise ConfigError(f"There is no preset {name!r}; there are: {', '.join(preset_names())}.")
+        raise ConfigError(
+            f"--preset: there is no preset {shown(name)}; there are: {', '.join(preset_names())}."
+        )
     file = resources.files("fastrl") / "presets" / f"{name}.toml"
     tables = tomllib.loads(file.read_text(encoding="utf-8"))
     return {option: value for table in tables.values() for option, value in table.items()}
@@ -247,7 +249,7 @@ def _interval(name: str, text: str, least: float) -> Interval:
     # A bare number could be meant as updates.
     if not fits or (name == "save_every" and not text.endswith(unit)):
         raise ConfigError(
-            f"{flag_of(name)} is {text!r}; it must be a number of seconds, at least {least:g} "
+            f"{flag_of(name)} is {shown(text)}; it must be a number of seconds, at least {least:g} "
             "(300s), or a whole number of updates, at least 1 (100u)."
         )
     return Interval(number, unit)
@@ -305,12 +307,13 @@ def check(config: TrainConfig) -> TrainConfig:
         value = getattr(config, name)
         if value is None or isinstance(value, str):
             continue
-        if math.isnan(value):
+        if isinstance(value, float) and math.isnan(value):
             raise ConfigError(f"{flag_of(name)} is {value}; it must be a number.")
         if value < low or (value == low and not inclusive) or value > high:
             bound = "at least" if inclusive else "more than"
             raise ConfigError(
-                f"{flag_of(name)} is {value}; it must be {bound} {low:,} and at most {high:,}."
+                f"{flag_of(name)} is {shown(value)}; it must be {bound} {low:,} and at most "
+                f"{high:,}."
             )
     check_ranges(config)
     if config.stop_at_return is not None and not math.isfinite(config.stop_at_return):
@@ -322,14 +325,18 @@ def check(config: TrainConfig) -> TrainConfig:
             f"--c-bar {config.c_bar} is larger than --rho-bar {config.rho_bar}; V-trace needs "
             "rho-bar >= c-bar."
         )
-    if not config.hidden or min(config.hidden) < 1:
+    if not config.hidden or min(config.hidden) < 1 or max(config.hidden) > MAX_WIDTH:
         raise ConfigError(
-            f"--hidden is {config.hidden}; it must name one or more positive layer sizes."
+            f"--hidden is {shown(config.hidden)}; it must name one or more positive layer sizes, "
+            f"each at most {MAX_WIDTH:,}."
         )
-    model_builder(config.model)
+    try:
+        model_builder(config.model)
+    except ConfigError as error:
+        raise ConfigError(f"--model: {error}") from None
     check_cnn(config)
     if not re.fullmatch(r"cpu|cuda(:\d+)?", config.device):
-        raise ConfigError(f"--device is {config.device!r}; it must be cpu, cuda or cuda:N.")
+        raise ConfigError(f"--device is {shown(config.device)}; it must be cpu, cuda or cuda:N.")
     if config.preset is not None:
         load_preset(config.preset)
     save_interval(config.save_every)

@@ -10,3 +10,7 @@ class ConfigError(ValueError):
 
 class UnsupportedEnvironment(ConfigError):
     """The environment exists, but its spaces or its way of resetting cannot be used."""
+
+
+class NotFinite(FloatingPointError):
+    """The run ends (exit code 1): what it learns from or has learned is no longer a number."""

@@ -7,6 +7,7 @@ rewards, no ends at lost lives, no stagger.
 from __future__ import annotations
 
 import dataclasses
+import os
 import secrets
 import sys
 from dataclasses import dataclass
@@ -15,15 +16,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fastrl import checkpoint
+from fastrl.checkpoint import load_chosen
 from fastrl.config import INT32_MAX, TrainConfig
-from fastrl.config_file import load_config
+from fastrl.config_file import has_config, load_config
 from fastrl.envs import EnvSpec, StepOut, VectorEnv, describe, evaluation_options, make
 from fastrl.envs.finite import all_finite, refuse_observation, refuse_reward
 from fastrl.envs.options import EnvOptions
 from fastrl.errors import ConfigError
 from fastrl.models.acting import ActingPolicy
 from fastrl.models.noise import uniform
+from fastrl.option_types import shown
 
 MAX_ENVS = 16
 EPISODE_LIMIT = 100_000
@@ -50,23 +52,33 @@ class Evaluation:
         )
 
 
-def load_policy(run: Path | str) -> tuple[ActingPolicy, EnvSpec, TrainConfig, Path, int]:
-    """Load the newest checkpoint of a run folder that can be read.
+def load_policy(
+    run: Path | str, checkpoint: Path | str = "newest"
+) -> tuple[ActingPolicy, EnvSpec, TrainConfig, Path, int]:
+    """Load a checkpoint of a run folder: the newest one that can be read, the best, or a path.
 
-    Returns the acting policy, the environment's spaces, the run's configuration, the checkpoint's
-    path and its step count. Each newer checkpoint that is damaged is named in a line on stderr.
-    Raises ConfigError where the folder holds no run or no checkpoint that can be read.
+    `checkpoint` is newest, best (the one with the highest mean return of 100 episodes while it was
+    trained), or the path of a file. Returns the acting policy, the environment's spaces, the run's
+    configuration, the checkpoint's path and its step count. Each newer checkpoint that is damaged
+    is named in a line on stderr. Raises ConfigError where the folder holds no run, no checkpoint
+    that can be read, or not the one that is named.
     """
     # Absolute, before a module of the user's can change the current folder.
     run = Path(run).absolute()
-    if not (run / "config.toml").is_file():
+    chosen = checkpoint if checkpoint in ("newest", "best") else Path(checkpoint).absolute()
+    if not has_config(run, "the folder"):
         raise ConfigError(f"{run} is not a run's folder: it has no config.toml.")
+    if isinstance(chosen, Path) and not os.path.isfile(chosen):  # which asks without an OSError
+        raise ConfigError(
+            f"--checkpoint: {chosen} is not a readable checkpoint: there is no such file; it must "
+            "be newest, best, or the path of one."
+        )
     config = load_config(run / "config.toml")
     spec = describe(config.env, config.section(EnvOptions))
     # One process on the CPU, wherever the run was trained.
     policy = ActingPolicy(spec, dataclasses.replace(config, device="cpu"))
-    loaded = checkpoint.load_newest(
-        run, config.env, lambda state: policy.load_state_dict(state["model"])
+    loaded = load_chosen(
+        run, chosen, config.env, lambda state: policy.load_state_dict(state["model"])
     )
     for warning in loaded.warnings:
         print(warning, file=sys.stderr)
@@ -74,27 +86,34 @@ def load_policy(run: Path | str) -> tuple[ActingPolicy, EnvSpec, TrainConfig, Pa
 
 
 def evaluate(
-    run: Path | str, episodes: int, seed: int | None = None, greedy: bool = False
+    run: Path | str,
+    episodes: int,
+    seed: int | None = None,
+    greedy: bool = False,
+    checkpoint: Path | str = "newest",
 ) -> Evaluation:
-    """Play `episodes` whole episodes with the newest checkpoint of `run` that can be read.
+    """Play `episodes` whole episodes with a checkpoint of `run` (see `load_policy`).
 
     Each of min(episodes, 16) environments plays an equal number, its first ones, so that short
     episodes are not preferred. Actions are sampled, or with `greedy` the most probable ones. torch
     computes in one thread meanwhile. Raises ConfigError as `load_policy`, and where an episode does
     not end.
     """
-    if episodes < 1:
-        raise ConfigError(f"--episodes is {episodes}; it must be at least 1.")
+    if not 1 <= episodes <= INT32_MAX:
+        bound = "at least 1" if episodes < 1 else f"at most {INT32_MAX:,}"
+        raise ConfigError(f"--episodes is {shown(episodes)}; it must be {bound}.")
     seed = secrets.randbelow(INT32_MAX) if seed is None else seed
     if not 0 <= seed <= INT32_MAX:
-        raise ConfigError(f"--seed is {seed}; it must be at least 0 and at most {INT32_MAX:,}.")
+        raise ConfigError(
+            f"--seed is {shown(seed)}; it must be at least 0 and at most {INT32_MAX:,}."
+        )
     num_envs = min(episodes, MAX_ENVS)
     quota = np.full(num_envs, episodes // num_envs)
     quota[: episodes % num_envs] += 1
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        policy, _, config, path, steps = load_policy(run)
+        policy, _, config, path, steps = load_policy(run, checkpoint)
         options = evaluation_options(config.env, config.section(EnvOptions))
         env = make(config.env, options, num_envs=num_envs, first_env_index=0, seed=seed)
         if (set_progress := getattr(env, "set_progress", None)) is not None:

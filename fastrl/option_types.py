@@ -32,6 +32,43 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def shown(value: Any) -> str:
+    """Spell a value for the sentence that refuses it, cut where it would fill the screen."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text):,} characters)"
+
+
+def read_word(word: str, declared: Any) -> Any:
+    """Return what a word of a command line means as the type `declared`; the word itself where it
+    means nothing there, which `as_declared` then refuses by the option's name."""
+    with contextlib.suppress(ValueError):
+        return _read(word, declared)
+    return word
+
+
+def _read(word: str, declared: Any) -> Any:
+    origin, arguments = typing.get_origin(declared), typing.get_args(declared)
+    if origin in (Union, UnionType):
+        for member in arguments:
+            with contextlib.suppress(ValueError):
+                return _read(word, member)
+    elif declared is NoneType:
+        if word == "None":
+            return None
+    elif declared is bool:
+        if word.lower() in ("true", "false"):
+            return word.lower() == "true"
+    elif origin is Literal:
+        if word in arguments:
+            return word
+    elif declared in (int, float, str, Path):
+        return declared(word)
+    raise ValueError
+
+
 def as_declared(options: Options) -> Options:
     """Return `options`, a dataclass instance, with every value of its field's declared type.
 
@@ -49,13 +86,15 @@ def as_declared(options: Options) -> Options:
             value = _convert(value, declared[field.name])
         except TypeError:
             raise ConfigError(
-                f"{flag_of(field.name)} is {value!r}; it must be {_name(declared[field.name])}."
+                f"{flag_of(field.name)} is {shown(value)}; it must be "
+                f"{_name(declared[field.name])}."
             ) from None
-        if isinstance(value, str | Path) and not _is_utf8(str(value)):
-            raise ConfigError(
-                f"{flag_of(field.name)} is {str(value)!r}, which is no valid text (UTF-8); use "
-                "another name."
-            )
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, str | Path) and not _is_utf8(str(item)):
+                raise ConfigError(
+                    f"{flag_of(field.name)} is {shown(str(item))}, which is no valid text (UTF-8); "
+                    "use another name."
+                )
         values[field.name] = value
     return dataclasses.replace(options, **values)
 

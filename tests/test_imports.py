@@ -73,7 +73,7 @@ def test_a_rollout_process_imports_no_torch():
 
 
 def test_main_needs_no_torch_to_start_a_run():
-    assert "torch" not in loaded_by("import fastrl.cli, fastrl.workers.supervisor")
+    assert "torch" not in loaded_by("import fastrl.cli, fastrl.workers.training")
 
 
 def test_public_names_are_what_they_say():

@@ -12,10 +12,12 @@ from fastrl.envs import EnvSpec, describe
 from fastrl.envs.options import EnvOptions
 from fastrl.errors import ConfigError
 from fastrl.flags import parse_train
-from fastrl.option_types import flag_of
+from fastrl.option_types import flag_of, shown
 from fastrl.resolve import resolve
 from fastrl.workers.machine import available_cores, has_bf16
 
+MOST = 10**18
+"""Of any number: nobody waits for more."""
 AT_LEAST_ZERO = ("warm_up",)
 """Options that may be 0; all other numbers must be more."""
 
@@ -56,12 +58,16 @@ def check_numbers(options: Any) -> None:
             if isinstance(number, bool) or not isinstance(number, int | float):
                 continue
             least = 0 if field.name in AT_LEAST_ZERO else 1 if isinstance(number, int) else None
-            if least is None and not 0 < number < float("inf"):
-                raise ConfigError(f"{flag_of(field.name)} is {number:g}; it must be more than 0.")
-            if least is not None and not least <= number < float("inf"):
-                raise ConfigError(
-                    f"{flag_of(field.name)} is {number:g}; it must be at least {least}."
-                )
+            if number > MOST:
+                bound = f"at most {MOST:,}"
+            elif least is None and not number > 0:
+                bound = "more than 0"
+            elif least is not None and not number >= least:
+                bound = f"at least {least}"
+            else:
+                continue
+            found = f"{number:g}" if isinstance(number, float) else shown(number)
+            raise ConfigError(f"{flag_of(field.name)} is {found}; it must be {bound}.")
 
 
 def engine_flags(first: Sequence[str], more: Sequence[str]) -> list[str]:

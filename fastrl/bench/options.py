@@ -6,13 +6,18 @@ ConfigError for what it refuses.
 
 from __future__ import annotations
 
+import difflib
 import importlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union
 
 import tyro
+
+from fastrl.errors import ConfigError
+from fastrl.flags import declared_as, described, parse
+from fastrl.option_types import shown
 
 EngineFlags = Annotated[tuple[str, ...], tyro.conf.Suppress]
 
@@ -157,7 +162,43 @@ class PublishOptions(Outputs):
     """Measurements of each size, interleaved."""
 
 
-COMMANDS: dict[str, Callable[..., Any]] = {
+@dataclass(frozen=True)
+class ChaosOptions:
+    """Kill and stop processes of many short trainings at random moments, and see what comes of it.
+
+    Exit code 1 where a run did anything but what docs/reliability.md promises.
+    """
+
+    kills: int = 200
+    """Signals that reach a process, over all runs: SIGKILL, SIGSEGV, and SIGSTOP with SIGCONT."""
+    seed: int | None = None
+    """What the runs and their faults are drawn from; run number n from this number plus n. Drawn
+    and printed if unset."""
+    minutes: float = 60.0
+    """No run begins after this time."""
+    write: Path | None = None
+    """Markdown page whose section of this bench is replaced by the result."""
+    json: Path | None = None
+    """Write the result there, with all that was sent and the output of the runs that failed."""
+
+
+@dataclass(frozen=True)
+class SoakOptions(Outputs):
+    """Train for long, and see whether memory, open files and threads stay and the rate holds.
+
+    Exit code 1 where one of them does not.
+    """
+
+    profile: Literal["pong", "cartpole"] = "pong"
+    """pong: 16 workers. cartpole: 4,096 environments."""
+    seconds: float = 600.0
+    """From the first batch learned from to the end."""
+    write: Path | None = None
+    """Markdown page whose section of this profile is replaced by the result."""
+    flags: EngineFlags = ()
+
+
+COMMANDS: dict[str, type] = {
     "sanity": SanityOptions,
     "envs": EnvsOptions,
     "rings": RingsOptions,
@@ -167,7 +208,30 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "train": TrainOptions,
     "scale": ScaleOptions,
     "publish": PublishOptions,
+    "chaos": ChaosOptions,
+    "soak": SoakOptions,
 }
+
+
+def parse_bench(arguments: Sequence[str]) -> Any:
+    """Parse a command line without the flags of fastrl-train; raises as `fastrl.flags.parse`, and
+    ConfigError where it names no bench."""
+    first = arguments[0] if arguments else "--help"
+    if first not in COMMANDS and not first.startswith("-"):
+        close = difflib.get_close_matches(first, COMMANDS, n=1)
+        nearest = f"perhaps you meant {close[0]}" if close else f"there are {', '.join(COMMANDS)}"
+        raise ConfigError(f"There is no bench {shown(first)}; {nearest}.")
+    kinds = {name: described(kind) for name, kind in COMMANDS.items()}
+    choices = [Annotated[kind, tyro.conf.subcommand(name=name)] for name, kind in kinds.items()]
+    parsed = parse(
+        Union[tuple(choices)],  # noqa: UP007 - they are known only here
+        "fastrl-bench",
+        arguments,
+        [COMMANDS[first]] if first in COMMANDS else [],
+        "Measure, and check, what this installation does on this machine. Where a bench trains or "
+        "steps an environment, flags of fastrl-train may follow after --.",
+    )
+    return declared_as(COMMANDS[first], parsed)
 
 
 def run(options: Any) -> int:

@@ -39,6 +39,19 @@ class Use:
 
 
 @dataclass(frozen=True)
+class Held:
+    """What one process has at one moment."""
+
+    role: str
+    private: int
+    """Resident memory that belongs to no file, in bytes (RssAnon): its heap and stacks. Pages that
+    a fork shares with its parent until one of them writes count in both; the arena does not."""
+    files: int
+    """Open file descriptors."""
+    threads: int
+
+
+@dataclass(frozen=True)
 class Sample:
     """All processes of a run at one moment."""
 
@@ -82,6 +95,19 @@ def sample(main: int, proc: Path = PROC) -> Sample:
             if pid in stats
         },
     )
+
+
+def held(main: int, proc: Path = PROC) -> dict[int, Held]:
+    """What `main` and all its descendants have now; those that end meanwhile are left out."""
+    found = {}
+    for pid, use in sample(main, proc).processes.items():
+        with contextlib.suppress(OSError, KeyError):
+            lines = (proc / str(pid) / "status").read_text().splitlines()
+            status = dict(line.split(":", 1) for line in lines if ":" in line)
+            files = len(os.listdir(proc / str(pid) / "fd"))
+            private = int(status["RssAnon"].split()[0]) * 1024
+            found[pid] = Held(use.role, private, files, int(status["Threads"]))
+    return found
 
 
 def between(first: Sample, last: Sample) -> dict[str, RoleUse]:

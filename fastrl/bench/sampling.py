@@ -184,7 +184,7 @@ def _wait(crew: Crew, stop: StopSignal, seconds: float) -> None:
         crew.raise_if_interrupted()
         crew.receive()
         if crew.forkserver_ended():
-            raise ProcessDied("The forkserver was killed; without it no rollout worker can run.")
+            raise crew.forkserver_death()
         for child in crew.members:
             if child.has_ended():
                 crew.receive()

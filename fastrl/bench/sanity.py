@@ -27,7 +27,7 @@ from fastrl.bench.sanity_checks import CHECKS, Check, Claim
 from fastrl.bench.trained import Trained
 from fastrl.config import INT32_MAX, TrainConfig
 from fastrl.errors import ConfigError
-from fastrl.workers.supervisor import train
+from fastrl.workers.training import train
 
 MODULE = "fastrl.bench.sanity_envs"
 SIGNALS = (129, 130, 143)

@@ -7,6 +7,7 @@ the user's own, see `user_module`). E environments are made and stepped one by o
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +47,8 @@ def describe(env_id: str, options: EnvOptions) -> EnvSpec:
         UnsupportedEnvironment: its spaces or its way of resetting cannot be used.
     """
     env = make(env_id, options, 1, 0, 0)
-    env.close()
+    with contextlib.suppress(Exception):  # the run's own say so at its end
+        env.close()
     return env.spec
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from fastrl.errors import ConfigError
-from fastrl.option_types import flag_of
+from fastrl.option_types import flag_of, shown
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def check_ranges(options: EnvOptions) -> None:
     for name, most in _MOST.items():
         value = getattr(options, name)
         if value is not None and not 1 <= value <= most:
-            raise ConfigError(f"{flag_of(name)} is {value}; it must be 1 to {most:,}.")
+            raise ConfigError(f"{flag_of(name)} is {shown(value)}; it must be 1 to {most:,}.")
     if not 0.0 <= options.sticky_actions < 1.0:
         raise ConfigError(
             f"--sticky-actions is {options.sticky_actions}; it must be a probability, at least 0 "
@@ -94,13 +94,15 @@ def check_ranges(options: EnvOptions) -> None:
         _env_arg(text)
     for text in options.wrap:
         if not re.fullmatch(r"py:[^:]+:[^:]+", text):
-            raise ConfigError(f"--wrap is {text!r}; it must be py:module:function.")
+            raise ConfigError(f"--wrap is {shown(text)}; it must be py:module:function.")
     for name in ("log_info", "env_args", "wrap"):
         given = getattr(options, name)
         keys = [text.partition("=")[0] for text in given] if name == "env_args" else given
         for key in keys:
             if not key or (keys.count(key) > 1 and name != "wrap"):
-                raise ConfigError(f"{flag_of(name)} names {key!r} more than once, or not at all.")
+                raise ConfigError(
+                    f"{flag_of(name)} names {shown(key)} more than once, or not at all."
+                )
     if not options.action_mask:
         raise ConfigError("--action-mask is empty; it must be a key, or off.")
 
@@ -131,13 +133,13 @@ def _env_arg(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.isidentifier():
         raise ConfigError(
-            f"--env-args has {text!r}; it must be key=value, with a key that is a Python name."
+            f"--env-args has {shown(text)}; it must be key=value, with a key that is a Python name."
         )
     if value in _PYTHON:
         return key, _PYTHON[value]
     try:
         read = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, or more digits or brackets than it reads
         return key, value
     return key, read["value"] if len(read) == 1 else value  # a second line is no other option
 

@@ -9,6 +9,7 @@ with that parameter is called once for a group, as `function(num_envs=E)`, and r
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -75,7 +76,8 @@ def describe(env_id: str, options: EnvOptions) -> EnvSpec:
         UnsupportedEnvironment: what it returns cannot be used.
     """
     env = make(env_id, options, 1, 0, 0)
-    env.close()
+    with contextlib.suppress(Exception):  # the run's own say so at its end
+        env.close()
     return env.spec
 
 

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fastrl.errors import ConfigError
+from fastrl.option_types import shown
 
 AUTO = "auto"
 CNNS = ("nature", "impala")
+MAX_WIDTH = 2**16
+"""Of one layer; a number above it is a slip of the pen, and would be found by running out of
+memory."""
 BUILT_IN = (AUTO, "mlp", *CNNS)
 """Names of the encoders that come with the engine."""
 
@@ -55,13 +59,15 @@ def check_cnn(config: ModelConfig) -> None:
         if value is None:
             continue
         sizes = (value,) if isinstance(value, int) else value
-        shown = " ".join(map(str, sizes)) or "empty"
+        given = " ".join(map(shown, sizes)) or "empty"
         if config.model not in (AUTO, *CNNS):
             raise ConfigError(
-                f"{flag} is {shown}, but --model {config.model} has no such layers; leave it out."
+                f"{flag} is {given}, but --model {config.model} has no such layers; leave it out."
             )
-        if not sizes or min(sizes) < 1:
-            raise ConfigError(f"{flag} is {shown}; sizes of layers must be 1 or more.")
+        if not sizes or min(sizes) < 1 or max(sizes) > MAX_WIDTH:
+            raise ConfigError(
+                f"{flag} is {given}; sizes of layers must be 1 or more, and at most {MAX_WIDTH:,}."
+            )
     if config.channels is not None and config.model != "impala" and len(config.channels) != 3:
         raise ConfigError(
             f"--channels is {' '.join(map(str, config.channels))}; the CNN of --model "

@@ -61,7 +61,7 @@ class ReturnNormalizer(nn.Module):
 def rescaled(
     weight: Tensor, bias: Tensor, mean: Tensor, std: Tensor, new_mean: Tensor, new_std: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """w·σ/σ' and (σ·b + μ - μ')/σ', with which σ'·(w'·x + b') + μ' is σ·(w·x + b) + μ for all x.
+    """w·σ/σ' and (σ·b + (μ - μ'))/σ', with which σ'·(w'·x + b') + μ' is σ·(w·x + b) + μ for all x.
 
     Proposition 1 of van Hasselt et al. 2016, in float64: where returns are large and vary little,
     μ - μ' would otherwise lose the bits that matter.
@@ -78,4 +78,5 @@ def rescaled(
         weight and bias, float64 of the arguments' shapes.
     """
     mean, std, new_mean, new_std = (x.double() for x in (mean, std, new_mean, new_std))
-    return weight.double() * (std / new_std), (std * bias.double() + mean - new_mean) / new_std
+    # In this order statistics that stay change no bit: σ·b is exact in float64.
+    return weight.double() * (std / new_std), (std * bias.double() + (mean - new_mean)) / new_std

@@ -28,6 +28,20 @@ def episode_dtype(num_info: int) -> np.dtype[np.void]:
     return np.dtype(fields)
 
 
+_NAN_WORD = int(np.array(np.nan).view(np.int64))
+
+
+def return_word(value: float | None) -> int:
+    """Return a float64 as an int64 word for a counter; 0, a counter's first value, is None."""
+    number = np.nan if value is None else value
+    return int(np.array(number, np.float64).view(np.int64)) ^ _NAN_WORD
+
+
+def return_of(word: int) -> float | None:
+    """Return the number of a word of `return_word`."""
+    return float(np.array(word ^ _NAN_WORD, np.int64).view(np.float64)) if word else None
+
+
 class Control(IntEnum):
     """Indices into the ``control`` counters."""
 
@@ -37,6 +51,8 @@ class Control(IntEnum):
     MASKED = 3  # learner: rows too old
     DROPPED = 4  # learner: rows of slots that a dead worker left unfinished
     JUDGED = 5  # main: updates whose returns it has compared with the goal
+    EPISODES = 6  # main: finished episodes that it has taken in, those before a resume left out
+    RETURN = 7  # main: a word of `return_word`, the mean return that checkpoints are scored by
 
 
 class Clock(IntEnum):
@@ -47,6 +63,8 @@ class Clock(IntEnum):
     STARTED = 2  # time.monotonic_ns() when the process began its loop
     BATCHES = 3  # inference: forward passes
     ROWS = 4  # inference: rows in them
+    BUSY_SINCE = 5  # rollout: time.monotonic_ns() when the step under way began; 0: none is
+    BUSY_GROUP = 6  # rollout: the group of that step
 
 
 CLOCK_SIZE = 8

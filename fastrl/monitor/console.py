@@ -1,4 +1,4 @@
-"""Console and log file: every line goes to both, and a closed terminal stops nothing."""
+"""Console and log file: every line goes to both, and a terminal that takes none stops nothing."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import rich.console
 from rich.table import Table
 from rich.text import Text
 
+from fastrl.monitor.terminal import Terminal
+
 
 def discard_stdout() -> None:
     """Point the process's standard output at nothing, after its reader has gone."""
@@ -29,9 +31,12 @@ class Console:
         self._stream = stream
         self._log: TextIO | None = None
         self._early: list[str] = []
+        self._terminal = Terminal.of_stdout() if stream is None else None
 
     def open_log(self, path: Path) -> None:
         """Start the log file; it begins with the lines said so far. Raises OSError."""
+        if self._log is not None:  # of the engine before this one
+            self._log.close()
         self._log = path.open("a", encoding="utf-8")
         for line in self._early:
             self._log.write(line + "\n")
@@ -49,6 +54,9 @@ class Console:
             self._log.flush()
 
     def _print(self, line: str) -> None:
+        if self._terminal is not None:
+            self._terminal.put(line + "\n")
+            return
         # A pager that was left or a full disk must not end a run that trains.
         try:
             print(line, file=self._stream or sys.stdout, flush=True)
@@ -59,7 +67,10 @@ class Console:
             pass
 
     def close(self) -> None:
-        """Close the log file."""
+        """Show what still waits to be shown, and close the log file."""
+        if self._terminal is not None:
+            self._terminal.close()
+            self._terminal = None
         if self._log is not None:
             # What a full disk did not take is flushed once more here.
             with contextlib.suppress(OSError):

@@ -26,10 +26,17 @@ class EpisodeLog:
     """Finished episodes of all workers: the running mean, and who has finished one yet."""
 
     def __init__(
-        self, regions: Sequence[np.ndarray], num_envs: int, log_info: Sequence[str] = ()
+        self,
+        regions: Sequence[np.ndarray],
+        num_envs: int,
+        log_info: Sequence[str] = (),
+        finished: int = 0,
     ) -> None:
-        """Read the byte ring of each worker; ``num_envs`` counts the run's environments, and
-        ``log_info`` names the values that an episode brings out of its last info."""
+        """Read the byte ring of each worker; ``num_envs`` counts the run's environments,
+        ``log_info`` names the values that an episode brings out of its last info, and
+        ``finished`` episodes ended before a resume."""
+        self.finished = finished
+        """Episodes of the run that have been taken in, over all resumes."""
         self._log_info = tuple(log_info)
         self._dtype = episode_dtype(len(log_info))
         self.info_seen: set[str] = set()
@@ -57,6 +64,7 @@ class EpisodeLog:
         self._fresh.append(episodes)
         self._seen[episodes["env"]] = True
         self._recent.extend(episodes["return"].tolist())
+        self.finished += len(episodes)
 
     @property
     def lost(self) -> int:
@@ -76,9 +84,14 @@ class EpisodeLog:
         """
         return bool(self._seen.all()) and len(self._recent) == RECENT_EPISODES
 
+    def forget(self) -> None:
+        """Begin the running mean anew, as every environment begins anew; counts stay."""
+        self._recent.clear()
+        self._seen[:] = False
+
     def take(self) -> dict[str, float]:
-        """Return mean return and length of the episodes since the last call (empty if there are
-        none)."""
+        """Return mean return and length of the episodes since the last call, and the number of
+        all (empty if there are no new ones)."""
         if not self._fresh:
             return {}
         episodes = np.concatenate(self._fresh)
@@ -86,6 +99,7 @@ class EpisodeLog:
         return {
             "charts/episodic_return": float(episodes["return"].mean()),
             "charts/episodic_length": float(episodes["length"].mean()),
+            "charts/episodes": float(self.finished),
         } | self._take_info(episodes)
 
     def _take_info(self, episodes: np.ndarray) -> dict[str, float]:

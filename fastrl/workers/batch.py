@@ -58,7 +58,9 @@ class BatchReader:
     def __init__(self, shared: Shared, chunk_rows: int) -> None:
         plan = shared.plan
         self._shared = shared
+        self._chunk_rows = chunk_rows
         self._T, self._E = plan.rollout_length, plan.envs_per_group
+        self._K = plan.slots_per_group
         rows = plan.num_slots * (self._T + 1) * self._E
         device = torch.device(plan.config.device)
         self._images = {
@@ -123,9 +125,27 @@ class BatchReader:
         flat: np.ndarray = first_row + times * self._E
         return flat
 
+    def env_index(self, first_row: np.ndarray) -> np.ndarray:
+        """Run-wide index of the environment of columns that begin at these rows, of their shape."""
+        group = first_row // ((self._T + 1) * self._E) // self._K
+        index: np.ndarray = group * self._E + first_row % self._E
+        return index
+
     def masks(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
         """What was allowed at observation rows, per masked action leaf: bool [len(rows), size]."""
         return {key: torch.from_numpy(flat[rows]) for key, flat in self._mask_rows.items()}
+
+    def magnitudes(self, first_row: np.ndarray) -> dict[str, torch.Tensor]:
+        """The largest absolute value of each observation of columns: by leaf f32 [T+1, columns]."""
+        rows = self.rows(first_row, range(self._T + 1))
+        chunks: dict[str, list[torch.Tensor]] = {}
+        for start in range(0, len(rows), self._chunk_rows):
+            obs = self.observations(rows[start : start + self._chunk_rows])
+            for key, leaf in obs.items():
+                numbers = leaf.copied() if isinstance(leaf, PickedImages) else leaf
+                largest = numbers.float().abs().reshape(len(numbers), -1).amax(1)
+                chunks.setdefault(key, []).append(largest)
+        return {key: torch.cat(parts).view(self._T + 1, -1) for key, parts in chunks.items()}
 
     def observations(self, rows: np.ndarray) -> dict[str, torch.Tensor | PickedImages]:
         """Gather up to `chunk_rows` observations; integer ones are valid until the next call.

@@ -7,10 +7,19 @@ import contextlib
 import os
 import select
 import signal
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 from fastrl.shm import CrashReport
+
+
+def describe_signal(number: int, about_kills: Callable[[], str] | None) -> str:
+    """Say that a signal ended a process; of SIGKILL also what is known of its cause."""
+    often = ""
+    if number == signal.SIGKILL:
+        often = f" ({about_kills() if about_kills else 'often out of memory'})"
+    return f"was killed by {signal.Signals(number).name}{often}"
 
 
 class Child:
@@ -31,6 +40,12 @@ class Child:
         self.pipe_ended = False
         self.messages: list[tuple[str, Any]] = []
         self.crash = crash
+        self.envs: range | None = None
+        """Of a rollout worker: the run-wide indices of its environments, once they are known."""
+        self.ended_by_main: str | None = None
+        """Why main has killed it, where it has: what is then said in place of the signal."""
+        self.about_kills: Callable[[], str] | None = None
+        """Says what is known of the cause of a SIGKILL."""
         # A pidfd tells the truth also where the forkserver that would report the end is dead
         # itself.
         try:
@@ -76,16 +91,22 @@ class Child:
     def how_it_ended(self) -> str:
         """Say how an ended process ended, for a sentence that begins with its name."""
         code = self.exit_code()
+        if self.ended_by_main is not None:
+            return self.ended_by_main
         if code is None:
             return "ended with an unknown exit code"
         if code < 0:
-            often = " (often out of memory)" if -code == signal.SIGKILL else ""
-            return f"was killed by {signal.Signals(-code).name}{often}"
+            return describe_signal(-code, self.about_kills)
         return f"ended with exit code {code}"
 
     def story(self) -> str:
         """Who ended and how, and the traceback that it left, if any."""
         name = self.name[0].upper() + self.name[1:]
+        if self.envs is not None:
+            first, last = self.envs[0], self.envs[-1]
+            name += (
+                f" (environment {first})" if first == last else f" (environments {first} to {last})"
+            )
         said, _, rest = self.crash.read().strip().partition("\n")
         if said.startswith(("Traceback", "Fatal Python error")) or not said:
             lines = (f"{name} {self.how_it_ended()}.", said, rest)

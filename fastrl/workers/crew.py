@@ -14,22 +14,36 @@ import os
 import pickle
 import select
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fastrl.envs.options import EnvOptions
 from fastrl.errors import ConfigError
 from fastrl.shm import Arena, CrashReport
 from fastrl.workers.bodies import Bodies
-from fastrl.workers.children import Child
+from fastrl.workers.children import Child, describe_signal
+from fastrl.workers.memory import FreeMemory, by_role
 from fastrl.workers.process import ENV_VARIABLE, Launcher, Lines
 from fastrl.workers.reports import ReportQueue
 from fastrl.workers.rollout import RolloutStart
+
+LONG_WAIT_SECONDS = 10.0
+DOING = {
+    "spec": "looking at the environment's spaces",
+    "constructed": "constructing its first environments",
+    "built": "importing torch and building the network",
+}
+"""What a child does before it sends a start-up message of a kind."""
 
 
 class ProcessDied(RuntimeError):
     """A process whose death ends the run has died; the message tells who, how, and its
     traceback."""
+
+    def __init__(self, story: str, again: bool = False) -> None:
+        """`again`: the engine may do better if it is started once more (`--max-restarts`)."""
+        super().__init__(story)
+        self.again = again
 
 
 class Interrupted(Exception):
@@ -50,6 +64,9 @@ class Crew:
         self._forkserver_fd: int | None = None
         self.wake: int | None = None
         """Descriptor that becomes readable when a signal has come."""
+        self.tell: Callable[[str], None] = lambda line: None
+        """Takes a line about a start-up that takes long."""
+        self.free_memory = FreeMemory()
         # At exit multiprocessing sends SIGTERM to what still runs and waits for it; children leave
         # that signal to main, so a main that fails before `end` must kill them first.
         atexit.register(self.kill)
@@ -69,12 +86,13 @@ class Crew:
             )
         except (EOFError, OSError) as error:
             self.raise_if_interrupted()
-            raise ProcessDied(
-                f"Rollout worker {start.worker} could not be started ({error or 'no answer'}): "
-                "the forkserver was killed."
-            ) from error
+            raise self.forkserver_death() from error
         theirs.close()
-        return self._enlist(Child("rollout", process, ours, crash, start.worker))
+        child = self._enlist(Child("rollout", process, ours, crash, start.worker))
+        if start.plan is not None:
+            share = start.plan.config.envs_per_worker
+            child.envs = range(start.worker * share, (start.worker + 1) * share)
+        return child
 
     def launch_learner(self) -> Child:
         """Start the learner; it begins with importing torch and waits for its configuration."""
@@ -94,6 +112,7 @@ class Crew:
         return self._enlist(Child(role, process, ours, crash))
 
     def _enlist(self, child: Child) -> Child:
+        child.about_kills = self.free_memory.describe_kill
         self.members.append(child)
         return child
 
@@ -102,6 +121,11 @@ class Crew:
         die."""
         self._forkserver_fd = os.pidfd_open(pid)
 
+    def memory(self) -> dict[str, float]:
+        """Metrics of resident memory by role, in MB; see `by_role`."""
+        members = [(member.role, member.process.pid) for member in self.members]
+        return by_role([*members, ("main", os.getpid())])
+
     def send(self, child: Child, message: Any) -> None:
         """Send a start-up message; raises ProcessDied where the child has ended meanwhile."""
         try:
@@ -109,7 +133,7 @@ class Crew:
         except OSError:
             child.has_ended(5.0)
             self.receive()
-            raise ProcessDied(child.story()) from None
+            raise ProcessDied(child.story(), again=child.role != "rollout") from None
 
     def raise_if_interrupted(self) -> None:
         """Raise Interrupted where a signal has come."""
@@ -120,9 +144,14 @@ class Crew:
         """Wait for a start-up message of `child` and return its value.
 
         Raises ConfigError with the sentence of any child that refuses, ProcessDied when any has
-        died, Interrupted after a signal.
+        died, Interrupted after a signal. A wait that takes long is told, again and again.
         """
+        began, due = time.monotonic(), LONG_WAIT_SECONDS
         while True:
+            waited = time.monotonic() - began
+            if waited >= due:
+                due *= 2
+                self.tell(f"{child.name} has been {DOING[kind]} for {waited:.0f} s")
             self.raise_if_interrupted()
             self.receive()
             if child.messages:
@@ -132,7 +161,7 @@ class Crew:
             for member in self.members:
                 if member.has_ended():
                     self.receive()
-                    raise ProcessDied(member.story())
+                    raise ProcessDied(member.story(), again=member.role != "rollout")
             pipes = [m.pipe.fileno() for m in self.members if not m.pipe_ended]
             wake = [] if self.wake is None else [self.wake]
             _poll([*pipes, *wake, *(m.pidfd for m in self.members)], 1.0)
@@ -157,6 +186,24 @@ class Crew:
         """Whether the forkserver has ended; it ends before its children, so ask this before blaming
         one."""
         return self._forkserver_fd is not None and bool(_poll([self._forkserver_fd], 0.0))
+
+    def forkserver_death(self) -> ProcessDied:
+        """How the forkserver ended, once it has."""
+        how = "was killed"
+        if self._forkserver_fd is not None:
+            with contextlib.suppress(ChildProcessError):
+                # Left for multiprocessing to reap, whose child it is.
+                seen = os.waitid(
+                    os.P_PIDFD, self._forkserver_fd, os.WEXITED | os.WNOHANG | os.WNOWAIT
+                )
+                if seen is not None and seen.si_code != os.CLD_EXITED:
+                    how = describe_signal(seen.si_status, self.free_memory.describe_kill)
+                elif seen is not None:
+                    how = f"ended with exit code {seen.si_status}"
+        return ProcessDied(
+            f"The forkserver, which starts the rollout workers, {how}; they end with it.",
+            again=True,
+        )
 
     def discharge(self, child: Child) -> None:
         """Forget a child that has ended."""

@@ -3,7 +3,7 @@
 ::
 
     metrics of an update ─▶ means ─▶ a report, every half second or every --log-every updates
-                                └──▶ a checkpoint, every --save-every
+                                └──▶ a checkpoint, every --save-every (see `saver`)
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastrl.config import log_interval, save_interval
-from fastrl.workers.reports import EndReport, MetricsReport
+from fastrl.config import log_interval
+from fastrl.workers.group_envs import anew_every
+from fastrl.workers.reports import EndReport, MetricsReport, NoticeReport
 from fastrl.workers.saver import Saver
 
 if TYPE_CHECKING:
@@ -56,22 +57,31 @@ class MeanMetrics:
 class Journal:
     """Reports and checkpoints of one learner; `tell` takes each report."""
 
-    def __init__(self, learner: Learner, run_dir: Path, tell: Callable[[Any], object]) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        run_dir: Path,
+        tell: Callable[[Any], object],
+        settle: Callable[[int], object] = lambda through: None,
+    ) -> None:
+        """`settle` returns once main has taken in the reports through that update of this run:
+        what it counts then is, in sync, the same in every run of a seed."""
         config = learner.config
         self._learner = learner
         self._tell = tell
+        self._settle = settle
+        self._reported = 0
         self._log = log_interval(config.log_every)
-        every = save_interval(config.save_every)
-        self._saver = Saver(run_dir, every, learner.updates, learner.state, tell)
+        self._saver = Saver(run_dir, config, learner.start, self._state, tell)
         self._means = MeanMetrics()
         self._next_report = 0.0
 
     def after_update(self, metrics: dict[str, Any]) -> bool:
         """Take in the metrics of an update; True: it was reported."""
         self._means.add(metrics)
-        through = self._learner.updates_of_this_run
         if self._log.unit == "u":
-            due = through % int(self._log.number) == 0
+            # In the whole run, so that records and checkpoints go together after a resume as well.
+            due = self._learner.updates % int(self._log.number) == 0
         else:
             due = time.monotonic() >= self._next_report
         if due:
@@ -83,8 +93,12 @@ class Journal:
 
     def _report(self) -> None:
         updates, learner = self._means.updates, self._learner
-        through = learner.updates_of_this_run
-        self._tell(MetricsReport(self._means.take(), updates, through, learner.steps))
+        self._reported = learner.updates_of_this_run
+        self._tell(MetricsReport(self._means.take(), updates, self._reported, learner.steps))
+
+    def _state(self) -> dict[str, Any]:
+        self._settle(self._reported)
+        return self._learner.state()
 
     def end(self) -> None:
         """Report what is left and save; raises OSError where the last checkpoint cannot be
@@ -92,7 +106,15 @@ class Journal:
         learner = self._learner
         if self._means.updates:
             self._report()
-        problem = self._saver.save(learner.steps, learner.updates)
+        every = anew_every(learner.config)
+        if every and learner.updates % every:
+            self._tell(
+                NoticeReport(
+                    f"the last checkpoint, after update {learner.updates:,}, is not on the "
+                    "schedule of --exact-resume: a run that goes on from it is another one"
+                )
+            )
+        problem = self._saver.save(learner.steps)
         if problem is not None:
             raise OSError(f"The last checkpoint could not be written: {problem}")
         self._tell(EndReport(learner.steps, learner.updates_of_this_run))

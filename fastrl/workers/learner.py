@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,11 +22,12 @@ import torch
 from fastrl import checkpoint
 from fastrl.config import TrainConfig
 from fastrl.envs.spec import EnvSpec
-from fastrl.errors import ConfigError
+from fastrl.errors import ConfigError, NotFinite
 from fastrl.models.registry import register_models
-from fastrl.monitor.accounts import Clock, Control
+from fastrl.monitor.accounts import Clock, Control, return_of
 from fastrl.shm import Closed
-from fastrl.workers.batch import BatchReader
+from fastrl.workers.batch import Batch, BatchReader
+from fastrl.workers.diagnosis import diagnose
 from fastrl.workers.formats import choose_dtype
 from fastrl.workers.heap import keep_freed_memory
 from fastrl.workers.journal import Journal
@@ -35,6 +37,7 @@ from fastrl.workers.process import Lines
 from fastrl.workers.reports import send
 from fastrl.workers.run_folder import Origin
 from fastrl.workers.shared import GROUP_MASK, Shared
+from fastrl.workers.skipped import SkippedSteps
 from fastrl.workers.slot_queue import SlotQueue
 from fastrl.workers.threads import ThreadGovernor
 from fastrl.workers.travel import unpack
@@ -48,14 +51,21 @@ class Learner:
     """Trains on batches of slots; owns the network, the optimiser and the publication of
     weights."""
 
-    def __init__(self, shared: Shared, updater: Updater) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        updater: Updater,
+        tell: Callable[[Any], object] = lambda report: None,
+    ) -> None:
+        """Publish the first weights; `tell` takes a report of what is worth a notice."""
         plan = shared.plan
         self._shared = shared
         self.config = plan.config
         self._updater = updater
-        self._start = plan.start
+        self.start = plan.start
         self._weights = shared.weights()
         self._reader = BatchReader(shared, updater.chunk_rows)
+        self._skipped = SkippedSteps(self.config.max_skipped, tell)
         self._returned = np.zeros(plan.num_groups, np.int64)
         self._K = plan.slots_per_group
         self.steps = plan.start.steps
@@ -69,27 +79,29 @@ class Learner:
     @property
     def updates_of_this_run(self) -> int:
         """Updates, those before a resume left out."""
-        return self.updates - self._start.updates
+        return self.updates - self.start.updates
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds; raises FloatingPointError as `check_finite`."""
+        """Return what a checkpoint holds; raises NotFinite as `check_finite`."""
         # Never over a good checkpoint.
         self.check_finite()
-        plan = self._shared.plan
+        plan, control = self._shared.plan, self._shared.control
         # In sync every group fills one slot per update; it may be filling the next one already.
         filled = self.updates_of_this_run if plan.sync else self._shared.filled.snapshot().max()
         return {
             **self._updater.state(),
             "updates": self.updates,
-            "rows": self._start.rows + int(filled) * plan.rollout_length,
+            "episodes": self.start.episodes + control.load(Control.EPISODES),
+            "rows": self.start.rows + int(filled) * plan.rollout_length,
             "seed": self.config.seed,
-            "seconds": self._start.seconds + time.monotonic() - plan.began,
+            "seconds": self.start.seconds + time.monotonic() - plan.began,
+            "score": return_of(control.load(Control.RETURN)),
         }
 
     def check_finite(self) -> None:
-        """Raise FloatingPointError where a parameter is not finite: nothing good comes after."""
+        """Raise NotFinite where a parameter is not finite: nothing good comes after."""
         if not np.isfinite(self._updater.flat_numpy().sum()):
-            raise FloatingPointError(
+            raise NotFinite(
                 f"The network's parameters are not finite after {self.steps} steps: a reward or "
                 "an observation was not, or the learning rate is too high. The last checkpoint is "
                 "kept."
@@ -102,6 +114,8 @@ class Learner:
         the batch to those that are unfinished.
 
         Returns the metrics of the update: numbers, or 0-dimensional tensors on the device.
+
+        Raises NotFinite where more than `max_skipped` optimiser steps in a row were skipped.
         """
         config, control = self.config, self._shared.control
         started = time.perf_counter()
@@ -124,6 +138,7 @@ class Learner:
             # Publish first: whoever gets a slot back acts with weights that have learned from it.
             # Not where nothing was learned: a version that is none would age every row in flight.
             self._publish()
+            self._look_at_skipped(batch)
         self.steps += num_valid
         self.updates += 1
         control.add(Control.TRAINED, num_kept)
@@ -138,6 +153,22 @@ class Learner:
             self._shared.returned.store(group, int(self._returned[group]))
         metrics["perf/update_ms"] = (time.perf_counter() - started) * 1e3
         return metrics
+
+    def _look_at_skipped(self, batch: Batch) -> None:
+        """Have skipped optimiser steps counted and told; the slots of `batch` are still ours."""
+        updater = self._updater
+        steps = updater.steps
+        assert steps is not None
+
+        def cause(step: int) -> str:
+            columns = steps.columns[step]
+            found = updater.backward(batch, self._reader, columns)
+            spec = self._shared.plan.spec
+            finding = diagnose(spec, updater.network, batch, self._reader, columns, found)
+            return finding.describe(steps.symptom(step))
+
+        # The weights went to the host just now: the device has done all that there was.
+        self._skipped.after_update(self.updates + 1, steps.skipped.cpu().numpy(), cause)
 
 
 def build(config: TrainConfig, spec: EnvSpec, origin: Origin | None) -> tuple[Updater, Built]:
@@ -169,12 +200,14 @@ def _restore(updater: Updater, origin: Origin, env_id: str) -> tuple[Start, list
     loaded = checkpoint.load_newest(origin.run_dir, env_id, accept)
     if not origin.resume:
         return Start(), loaded.warnings
-    # Numbers that are higher than those of the next ones would make these the old ones.
-    for path in checkpoint.find_checkpoints(origin.run_dir):
-        if path > loaded.path:
-            path.rename(path.with_suffix(".unusable"))
-    names = ("steps", "updates", "rows", "seconds")
-    return Start(**{name: loaded.state[name] for name in names}), loaded.warnings
+    checkpoint.put_newer_aside(origin.run_dir, loaded.path)
+    # best.pt may be newer than what could be loaded.
+    of_the_best, warnings = checkpoint.best_score(origin.run_dir)
+    scores = [s for s in (of_the_best, loaded.state["best_score"]) if s is not None]
+    names = ("steps", "updates", "rows", "seconds", "episodes")
+    counts = {name: loaded.state[name] for name in names}
+    start = Start(**counts, best_score=max(scores, default=None))
+    return start, loaded.warnings + warnings
 
 
 def run(lines: Lines, fifo: Any) -> None:
@@ -189,9 +222,10 @@ def run(lines: Lines, fifo: Any) -> None:
     plan: Plan = lines.pipe.recv()
     torch.set_num_threads(plan.learner_threads)
     shared = Shared(plan, lines.arena)
-    learner = Learner(shared, updater)
     tell = partial(send, fifo, timeout=TELL_SECONDS if plan.sync else 1.0)
-    journal = Journal(learner, start.run_dir, tell)
+    learner = Learner(shared, updater, tell)
+    settle = partial(_settle, shared) if plan.sync else lambda through: None
+    journal = Journal(learner, start.run_dir, tell, settle)
     gc.collect()
     gc.freeze()  # what is there will stay; no collection need look at it
     with contextlib.suppress(Closed):
@@ -240,15 +274,24 @@ def _loop(shared: Shared, learner: Learner, journal: Journal) -> None:
             raise AssertionError("a returned ring is full; plan.layout sizes it")
         reported = journal.after_update(metrics)
         if reported and plan.sync and plan.config.stop_at_return is not None:
-            _wait_for_judgement(shared, learner)
+            _wait_for_judgement(shared, learner.updates_of_this_run)
 
 
-def _wait_for_judgement(shared: Shared, learner: Learner) -> None:
-    """Wait until main has looked at the returns so far, so that a run with a goal always ends after
-    the same update."""
-    control = shared.control
-    while control.load(Control.JUDGED) < learner.updates_of_this_run:
+def _wait_for_judgement(shared: Shared, through: int) -> None:
+    """Wait until main has looked at the returns through that update, so that a run with a goal
+    always ends after the same update, and what a checkpoint says of returns is always the same.
+
+    Not for ever: a report may be lost on a machine that stands still.
+    """
+    control, deadline = shared.control, time.monotonic() + TELL_SECONDS
+    while control.load(Control.JUDGED) < through and time.monotonic() < deadline:
+        # Looked at before the engine closes, when main takes in no more.
         if control.load(Control.STOP):
             return
         shared.raise_if_closed()
         time.sleep(0.001)
+
+
+def _settle(shared: Shared, through: int) -> None:
+    with contextlib.suppress(Closed):  # the last checkpoint is written all the same
+        _wait_for_judgement(shared, through)

@@ -47,6 +47,31 @@ def available_memory(root: Path = ROOT) -> int:
     return max(0, available)
 
 
+def total_memory(root: Path = ROOT) -> int:
+    """Bytes that this process's group may use in all: the machine's, or the nearest limit."""
+    lines = (root / "proc/meminfo").read_text().splitlines()
+    total = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal"))
+    for folder in _cgroup_folders(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            limit = _read(folder / name)
+            if limit not in ("", "max"):
+                total = min(total, int(limit))
+    return total
+
+
+def oom_kills(root: Path = ROOT) -> int:
+    """Processes of this control group that the kernel has killed for lack of memory; 0 where it
+    does not count them."""
+    kills = 0
+    for folder in _cgroup_folders(root, "memory"):
+        kills = max(
+            kills,
+            _statistic(folder / "memory.events", "oom_kill"),
+            _statistic(folder / "memory.oom_control", "oom_kill"),
+        )
+    return kills
+
+
 def has_bf16(root: Path = ROOT) -> bool:
     """Whether the processor has bf16 dot-product or matrix instructions."""
     flags = _read(root / "proc/cpuinfo").split("\n\n", 1)[0]

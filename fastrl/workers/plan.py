@@ -38,6 +38,10 @@ class Start:
     by its number, so a resumed run draws anew."""
     seconds: float = 0.0
     """Of training before."""
+    episodes: int = 0
+    """Finished before."""
+    best_score: float | None = None
+    """The highest mean return at a checkpoint before, which the next best one has to beat."""
 
 
 @dataclass(frozen=True)

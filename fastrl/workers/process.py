@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
-from fastrl.errors import ConfigError
+from fastrl.errors import ConfigError, NotFinite
 from fastrl.shm import Arena, Closed, CrashReport
 
 MAIN_PID_VARIABLE = "FASTRL_MAIN_PID"
@@ -87,8 +87,9 @@ def child_of_main(lines: Lines) -> Iterator[None]:
     """Run a child's body: the end by `Closed` is the normal one, a traceback goes to the crash
     report.
 
-    The exit code is 0 after Closed, 2 after a ConfigError (whose sentence goes up the pipe), else
-    1.
+    The exit code is 0 after Closed, 2 after a ConfigError (whose sentence goes up the pipe) and
+    after NotFinite, else 1. The process ends here: threads that an environment has left running are
+    not waited for.
     """
     ignore_stop_signals()
     if lines.parent_pid is not None:
@@ -107,13 +108,26 @@ def child_of_main(lines: Lines) -> Iterator[None]:
         lines.crash.write(str(error))
         with contextlib.suppress(OSError):
             lines.pipe.send(("refused", str(error)))
-        sys.exit(2)
+        _leave(2)
+    except NotFinite as error:
+        # It is of the numbers, not of the code: where that was says nothing. And another attempt
+        # would come to the same.
+        lines.crash.write(str(error))
+        _leave(2)
     except BaseException as error:
         # What the environment's adapter says of it comes first, in one sentence.
         notes = getattr(error, "__notes__", None)
         said = f"{notes.pop()}\n" if notes else ""
         lines.crash.write(said + traceback.format_exc())
-        sys.exit(1)
+        _leave(1)
+    _leave(0)
+
+
+def _leave(code: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _die_with_forkserver(lines: Lines) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from fastrl.config import log_interval
-from fastrl.monitor.accounts import CLOCK_SIZE, SAMPLED_MASK, Clock, Control
+from fastrl.monitor.accounts import CLOCK_SIZE, SAMPLED_MASK, Clock, Control, return_word
 from fastrl.monitor.console import Console, progress_line
 from fastrl.monitor.metrics import Counts, EpisodeLog, LearnerReports, RateMeter
 from fastrl.monitor.writer import MetricWriter
 from fastrl.workers.final_accounts import final_accounts
+from fastrl.workers.group_envs import anew_every
 from fastrl.workers.reports import MetricsReport
 from fastrl.workers.shared import Shared
 
@@ -17,8 +19,16 @@ from fastrl.workers.shared import Shared
 class Record:
     """Collects counters, episodes and reports of one run, and writes them; owned by main."""
 
-    def __init__(self, shared: Shared, writer: MetricWriter, console: Console) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        writer: MetricWriter,
+        console: Console,
+        besides: Callable[[], dict[str, float]] = dict,
+    ) -> None:
+        """`besides` is asked for further metrics of each record: those of the processes."""
         plan = shared.plan
+        self._besides = besides
         self._shared = shared
         self._writer = writer
         self._console = console
@@ -28,11 +38,13 @@ class Record:
         self._next_log = time.monotonic() + self._log.number
         self._announced = False
         self._through = 0
+        self._anew_every = anew_every(plan.config)
         self._learner = LearnerReports()
         self.episodes = EpisodeLog(
             [shared.episodes(w) for w in range(plan.num_workers)],
             plan.num_envs,
             plan.config.log_info,
+            plan.start.episodes,
         )
         self._rates = RateMeter(
             Counts(
@@ -55,6 +67,10 @@ class Record:
         """Take in what the learner reports; write a record if records go by updates."""
         self._learner.add(report.metrics, report.updates)
         if self.by_updates:
+            before = self._shared.plan.start.updates + self._through
+            if self._anew_every and before % self._anew_every == 0:
+                # A run that resumes there knows no episode either.
+                self.episodes.forget()
             self._through = report.through
             self._drain(self._through)
             self._write(report.steps, self._rates.take())
@@ -129,10 +145,17 @@ class Record:
             self.episodes.drain(through * plan.rollout_length)
         else:
             self.episodes.drain()
+        control, episodes = self._shared.control, self.episodes
+        # No score before the goal could be reached: the mean of a few is one of the short ones.
+        score = episodes.recent_return if episodes.every_env_finished else None
+        control.store(Control.RETURN, return_word(score))
+        control.store(Control.EPISODES, episodes.finished - plan.start.episodes)
 
     def _write(self, steps: int, rates: dict[str, float], **texts: str) -> None:
         seconds = time.monotonic() - self._started
         metrics = {**self.episodes.take(), **rates, **self._learner.take()}
+        if rates:
+            metrics |= self._besides()
         self._writer.write(steps, seconds, metrics, **texts)
         self._console.say(progress_line(metrics, steps, seconds, self.episodes.recent_return))
 

@@ -10,8 +10,8 @@ Nothing here imports torch: a process of its own costs a few megabytes, and ther
 
 from __future__ import annotations
 
+import contextlib
 import os
-import random
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastrl.config import TrainConfig
-from fastrl.envs import StepOut, VectorEnv, describe, make, register_all
+from fastrl.envs import StepOut, VectorEnv, describe, register_all
 from fastrl.envs.finite import all_finite, refuse_observation, refuse_reward
 from fastrl.envs.options import EnvOptions
 from fastrl.envs.seeding import env_rng, part_seed
-from fastrl.errors import ConfigError
 from fastrl.kernels import RowFinisher
 from fastrl.monitor.accounts import (
     CLOCK_SIZE,
@@ -34,6 +33,7 @@ from fastrl.monitor.accounts import (
     episode_dtype,
 )
 from fastrl.shm import ByteRing
+from fastrl.workers.group_envs import anew_every, make_first_group, make_group, seed_globals
 from fastrl.workers.process import be_nice
 from fastrl.workers.shared import GENERATION_SHIFT, GROUP_MASK, Shared
 from fastrl.workers.travel import unpack
@@ -89,6 +89,7 @@ class RolloutGroup:
             self._num_slots * self._T
         )
         self._set_progress = getattr(env, "set_progress", None)
+        self._anew_every = anew_every(plan.config)
         self._env_index = group * E + np.arange(E, dtype=np.int32)
         # The newest observation while the group waits for a slot: what the first reset wrote, later
         # row T of the slot before.
@@ -106,9 +107,15 @@ class RolloutGroup:
         """Reset the environments and place their first observations; False: no slot is free yet."""
         plan = self._shared.plan
         generation = self._shared.generation.load(self.group // plan.groups_per_worker)
+        self._begin_episodes(plan.start.rows, generation)
+        return self._enter_slot()
+
+    def _begin_episodes(self, first_row: int, generation: int) -> None:
+        """Reset the environments, whose next row is the run's number `first_row`."""
+        plan = self._shared.plan
         # Keyed by the run-wide index, so that how environments are spread over groups changes no
         # episode.
-        seed = part_seed(plan.config.seed, plan.start.rows, generation)
+        seed = part_seed(plan.config.seed, first_row, generation)
         rngs = [env_rng(seed, int(index)) for index in self._env_index]
         steps = np.array([rng.integers(0, max(1, plan.config.stagger)) for rng in rngs])
         self._tell_progress()
@@ -117,7 +124,23 @@ class RolloutGroup:
         )
         if not np.isfinite(self._return).all():
             refuse_reward(self._env.spec, self._return, self._env_index, 0)
-        return self._enter_slot()
+
+    def _make_anew(self) -> None:
+        """Put new environments in the place of these, keyed by the rows played until here.
+
+        A run that resumes from the checkpoint of this moment makes the very same ones; see
+        `--exact-resume`.
+        """
+        plan = self._shared.plan
+        first_row = plan.start.rows + self._filled * self._T
+        self._env.close()
+        seed_globals(plan.config, self.group // plan.groups_per_worker, first_row, 0)
+        self._env = make_group(plan.config, self.group, first_row, 0)
+        self._set_progress = getattr(self._env, "set_progress", None)
+        self._pending_obs = {key: obs.copy() for key, obs in self._pending_obs.items()}
+        self._pending_mask = {key: mask.copy() for key, mask in self._pending_mask.items()}
+        self._pending_ignored = np.zeros(self._env.num_envs, np.bool_)
+        self._begin_episodes(first_row, 0)
 
     def resume(self) -> bool:
         """Go on in the next slot if one is free; False: still none."""
@@ -129,6 +152,9 @@ class RolloutGroup:
             self.waits_for_slot = True
             return False
         self.waits_for_slot = False
+        updates = shared.plan.start.updates + self._filled
+        if self._anew_every and self._filled and updates % self._anew_every == 0:
+            self._make_anew()
         self._slot = slot = self._first_slot + self._filled % self._num_slots
         self._row = 0
         # First: what a dead process left in this slot must not be counted by the flags of ours.
@@ -282,9 +308,10 @@ class RolloutWorker:
         return self._groups[group - self._first_group].step(self._episodes)
 
     def close(self) -> None:
-        """Close every environment once."""
-        for group in self._groups:
-            group.close()
+        """Close every environment once, also where one of them cannot be."""
+        with contextlib.ExitStack() as stack:
+            for group in reversed(self._groups):
+                stack.callback(group.close)
 
 
 @dataclass(frozen=True)
@@ -299,39 +326,12 @@ class RolloutStart:
     plan: Plan | None
 
 
-def make_group(config: TrainConfig, group: int, first_row: int, generation: int) -> VectorEnv:
-    """Construct the environments of a group; `first_row` is `Start.rows`.
-
-    Neither a resumed run nor the replacement of a dead process plays the episodes from before once
-    more: their environments have other seeds.
-    """
-    envs_per_group = config.envs_per_worker // config.groups_per_worker
-    return make(
-        config.env,
-        config.section(EnvOptions),
-        num_envs=envs_per_group,
-        first_env_index=group * envs_per_group,
-        seed=part_seed(config.seed, first_row, generation),
-    )
-
-
-def make_first_group(config: TrainConfig, first_row: int, generation: int) -> VectorEnv:
-    """Construct group 0; ConfigError where its environments cannot be made at all."""
-    try:
-        return make_group(config, 0, first_row, generation)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"{config.env} could not be constructed: {type(error).__name__}: {error}."
-        ) from error
-
-
 def _explore(start: RolloutStart, lines: Lines) -> tuple[Plan, list[VectorEnv]]:
     """Worker 0 alone, first: report the spaces and prove that the first group can be
     constructed."""
     lines.pipe.send(("spec", describe(start.config.env, start.config.section(EnvOptions))))
     config, first_row = lines.pipe.recv()
+    seed_globals(config, 0, first_row, start.generation)
     env = make_first_group(config, first_row, start.generation)
     lines.pipe.send(("constructed", os.getppid()))
     return lines.pipe.recv(), [env]
@@ -339,10 +339,8 @@ def _explore(start: RolloutStart, lines: Lines) -> tuple[Plan, list[VectorEnv]]:
 
 def run(start: RolloutStart, lines: Lines) -> None:
     """Step this worker's groups until the engine closes."""
-    # Of environments that draw from the global ones: all processes have the forkserver's state.
-    globals_seed = part_seed(start.config.seed, start.worker + 1, start.generation)
-    np.random.seed(globals_seed)
-    random.seed(globals_seed)
+    first_row = 0 if start.plan is None else start.plan.start.rows
+    seed_globals(start.config, start.worker, first_row, start.generation)
     register_all(unpack(start.registered, "register_env"))
     plan, envs = (start.plan, []) if start.plan is not None else _explore(start, lines)
     first_group = start.worker * plan.groups_per_worker
@@ -373,8 +371,13 @@ def _loop(worker: RolloutWorker, shared: Shared, start: RolloutStart) -> None:
                 f"ring {ring} of worker {start.worker} is full; plan.layout sizes it"
             )
 
+    def begin_step(group: int) -> None:
+        clock.store(base + Clock.BUSY_GROUP, group)
+        clock.store(base + Clock.BUSY_SINCE, time.monotonic_ns())
+
     first_group = start.worker * plan.groups_per_worker
     for group in range(first_group, first_group + plan.groups_per_worker):
+        begin_step(group)
         if shared.filled.load(group) > shared.returned.load(group):
             # The process before this one may have died between filling a slot and saying so.
             push(FULL, group)
@@ -383,12 +386,14 @@ def _loop(worker: RolloutWorker, shared: Shared, start: RolloutStart) -> None:
     clock.store(base + Clock.STARTED, time.monotonic_ns())
     while True:
         waits_for_slots = worker.waits_for_slots
+        clock.store(base + Clock.BUSY_SINCE, 0)
         before = time.monotonic_ns()
         count = inbox.pop_many(words, sources, timeout=1.0)
         waited = time.monotonic_ns() - before
         clock.add(base + (Clock.WAIT_SLOT if waits_for_slots else Clock.WAIT), waited)
         for word, source in zip(words[:count].tolist(), sources[:count].tolist(), strict=True):
             group = word & GROUP_MASK
+            begin_step(group)
             if source == RETURNED:
                 # A word of the learner only says where to look; the counters decide.
                 if worker.resume(group):

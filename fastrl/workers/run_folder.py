@@ -19,17 +19,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fastrl.checkpoint import find_checkpoints
+from fastrl.checkpoint import find_checkpoints, refuse_unreadable
 from fastrl.config import TrainConfig, check, draw_seed, is_sync
-from fastrl.config_file import load_config, write_config
+from fastrl.config_file import CONFIG_FILE, has_config, load_config, reason, write_config
 from fastrl.envs.options import EnvOptions
+from fastrl.envs.registry import check_name
 from fastrl.errors import ConfigError
 from fastrl.models.config import ModelConfig
-from fastrl.option_types import flag_of
+from fastrl.option_types import flag_of, shown
 from fastrl.resolve import LAG_IN_BATCHES, default_groups, versions_per_batch
 from fastrl.workers.machine import available_cores
 
-CONFIG_FILE = "config.toml"
+NAME_MAX = 255
+"""Bytes of a file's name, in all file systems that Linux has."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,13 @@ def choose_run_folder(config: TrainConfig, given: Collection[str]) -> RunFolder:
             "begin one."
         )
     config = check(config)
+    _check_env(config.env)
     if config.seed is None:
         config = dataclasses.replace(config, seed=draw_seed())
-    path = path or default_run_dir(config)
+    path = path or _can_be_made(default_run_dir(config))
     origin = None
     if config.init_from is not None:
-        if not (config.init_from / CONFIG_FILE).is_file():
+        if not has_config(config.init_from, "--init-from"):
             raise ConfigError(
                 f"--init-from {config.init_from} is not a run's folder: it has no {CONFIG_FILE}."
             )
@@ -100,24 +103,64 @@ def choose_run_folder(config: TrainConfig, given: Collection[str]) -> RunFolder:
 
 def _is_empty(path: Path) -> bool:
     """Whether it is a folder without a file, as a job makes it before its command runs."""
-    return path.is_dir() and not any(path.iterdir())
+    try:
+        return path.is_dir() and not any(path.iterdir())
+    except OSError as error:  # it may not be read
+        raise ConfigError(
+            f"--run-dir {shown(str(path))} cannot be used: {reason(error)}."
+        ) from error
 
 
 def _exists(path: Path) -> bool:
     try:
-        return path.exists()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--run-dir {str(path)!r} cannot be used: {error}.") from error
+        if path.exists():
+            return True
+    except OSError as error:
+        raise ConfigError(
+            f"--run-dir {shown(str(path))} cannot be used: {reason(error)}."
+        ) from error
+    _can_be_made(path)
+    return False
+
+
+def _can_be_made(path: Path) -> Path:
+    """Return `path`, where nothing is, if a folder can be made there; before any process starts."""
+    name = shown(str(path))
+    if "\0" in str(path) or any(len(os.fsencode(part)) > NAME_MAX for part in path.parts):
+        raise ConfigError(
+            f"--run-dir {name} cannot be made: a name has at most {NAME_MAX} bytes, none of them 0."
+        )
+    if os.path.lexists(path):
+        raise ConfigError(f"--run-dir {name} is a link that leads nowhere; name another folder.")
+    folder = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    if not folder.is_dir():
+        raise ConfigError(f"--run-dir {name} cannot be made: {shown(str(folder))} is no folder.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"--run-dir {name} cannot be made: this user may not write to {shown(str(folder))}."
+        )
+    return path
+
+
+def _check_env(env_id: str) -> None:
+    try:
+        check_name(env_id)
+    except ConfigError as error:
+        raise ConfigError(f"--env: {error}") from None
 
 
 def _existing(config: TrainConfig, path: Path, given: Collection[str]) -> RunFolder:
-    if not (path / CONFIG_FILE).is_file():
+    if not has_config(path, "--run-dir"):
         raise ConfigError(
             f"--run-dir {path} holds no run that could be resumed: it has no {CONFIG_FILE}."
         )
-    config = _go_on(load_config(path / CONFIG_FILE), config, path, given)
+    stored = load_config(path / CONFIG_FILE)
+    _check_resolved(stored, path / CONFIG_FILE)
+    config = _go_on(stored, config, path, given)
+    _check_env(config.env)
     if find_checkpoints(path):
         return RunFolder(config, path, Origin(path, resume=True), exists=True)
+    refuse_unreadable(path)
     if config.resume == "must":
         raise ConfigError(
             f"The run in {path} has no checkpoint yet; --resume auto begins it once more."
@@ -125,6 +168,25 @@ def _existing(config: TrainConfig, path: Path, given: Collection[str]) -> RunFol
     note = f"the run in {path} has no checkpoint yet: it begins once more"
     origin = None if config.init_from is None else Origin(config.init_from, resume=False)
     return RunFolder(config, path, origin, exists=True, note=note)
+
+
+# What every run has decided by the time it writes its file, and a resumed one computes with.
+_DECIDED = (
+    "seed", "mode", "preset", "workers", "groups_per_worker", "envs_per_worker", "rollout_length",
+    "batch_size", "minibatches", "epochs",
+)  # fmt: skip
+
+
+def _check_resolved(stored: TrainConfig, source: Path) -> None:
+    """Refuse the file of a run in which a person left something to be decided."""
+    for name in _DECIDED:
+        value = getattr(stored, name)
+        if value is None or value == "auto":
+            found = "nothing" if value is None else repr(value)
+            raise ConfigError(
+                f"{source} has {found} for `{name}`, where a run's own has what the run decided; "
+                "write it there."
+            )
 
 
 # What the weights, the optimiser and the random numbers of a run hang on.
@@ -262,7 +324,8 @@ def open_run_folder(folder: RunFolder, config: TrainConfig) -> Iterator[None]:
 
 def default_run_dir(config: TrainConfig) -> Path:
     """Name of a run's folder where none was given: runs/<env>/<date-time>-<seed>."""
-    folder = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env).strip("-.") or "env"
+    # Cut, since a name may be only so long.
+    folder = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env).strip("-.")[:100] or "env"
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{config.seed}"
     path = Path("runs") / folder / name
     tries = 1

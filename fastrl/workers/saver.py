@@ -1,4 +1,10 @@
-"""When a checkpoint is due, and what is said about it."""
+"""When a checkpoint is due, which ones are kept, and what is said about it.
+
+::
+
+    step_N.pt, the newest --keep ─┬─▶ best.pt         where its score is the highest so far
+                                  └─▶ milestone_N.pt  the first one of each --milestone-every
+"""
 
 from __future__ import annotations
 
@@ -8,44 +14,86 @@ from pathlib import Path
 from typing import Any
 
 from fastrl import checkpoint
-from fastrl.config import Interval
-from fastrl.workers.reports import SavedReport
+from fastrl.config import TrainConfig, save_interval
+from fastrl.workers.plan import Start
+from fastrl.workers.reports import NoticeReport, SavedReport
 
 
 class Saver:
-    """Decides when a checkpoint is due, and writes it."""
+    """Decides when a checkpoint is due, writes it, and gives it the names that keep it."""
 
     def __init__(
         self,
         run_dir: Path,
-        every: Interval,
-        updates: int,
+        config: TrainConfig,
+        start: Start,
         state: Callable[[], dict[str, Any]],
         tell: Callable[[Any], object],
     ) -> None:
-        """Begin after so many `updates`, of which the run folder has a checkpoint or needs none."""
+        """Begin at `start`, of which the run folder has a checkpoint or needs none.
+
+        `state` gives what a checkpoint holds; its ``score`` is a mean return, or None.
+        """
         self._run_dir = run_dir
-        self._every, self._unit = every
+        self._config = config
+        self._every, self._unit = save_interval(config.save_every)
         self._state = state
         self._tell = tell
-        self._last_time, self._last_update = time.monotonic(), updates
+        self._last_time = time.monotonic()
+        self._best_score = start.best_score
+        self._last_milestone = start.steps
 
     def save_if_due(self, steps: int, updates: int) -> None:
-        """Write a checkpoint if `--save-every` has passed since the last one."""
-        elapsed = (
-            time.monotonic() - self._last_time if self._unit == "s" else updates - self._last_update
-        )
-        if elapsed >= self._every:
-            self.save(steps, updates)
+        """Write a checkpoint after an update if `--save-every` says so: at multiples of its updates
+        in the whole run, or once its seconds have passed since the last one."""
+        if self._unit == "u":
+            due = updates % int(self._every) == 0
+        else:
+            due = time.monotonic() - self._last_time >= self._every
+        if due:
+            self.save(steps)
 
-    def save(self, steps: int, updates: int) -> str | None:
+    def save(self, steps: int) -> str | None:
         """Write a checkpoint now; what went wrong is reported, returned, and stops no training."""
+        state = self._state()
+        score = state["score"]
+        scores = [s for s in (self._best_score, score) if s is not None]
+        state["best_score"] = max(scores, default=None)
         path = checkpoint.checkpoint_path(self._run_dir, steps)
         error = None
         try:
-            checkpoint.save(self._run_dir, steps, self._state())
+            checkpoint.save(self._run_dir, steps, state, self._config.keep)
         except OSError as failure:
             error = str(failure)
-        self._last_time, self._last_update = time.monotonic(), updates
+        self._last_time = time.monotonic()
         self._tell(SavedReport(str(path), error))
+        if error is None:
+            if self._keep_best(path, score):
+                self._best_score = state["best_score"]
+            self._keep_milestone(path, steps)
         return error
+
+    def _keep_best(self, path: Path, score: float | None) -> bool:
+        """Whether best.pt is what it should be, now that `path` is saved."""
+        if score is None or not self._config.keep_best:
+            return True
+        best = checkpoint.best_path(self._run_dir)
+        if self._best_score is None or score > self._best_score or not best.exists():
+            return self._link(path, best)
+        return True
+
+    def _keep_milestone(self, path: Path, steps: int) -> None:
+        every = self._config.milestone_every
+        if every is None or steps // every == self._last_milestone // every:
+            return
+        # One that could not be made is made of the next checkpoint.
+        if self._link(path, checkpoint.milestone_path(self._run_dir, steps)):
+            self._last_milestone = steps
+
+    def _link(self, path: Path, target: Path) -> bool:
+        try:
+            checkpoint.link(path, target)
+        except OSError as failure:
+            self._tell(NoticeReport(f"{target} could not be written: {failure}"))
+            return False
+        return True

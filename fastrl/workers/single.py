@@ -27,6 +27,7 @@ from fastrl.monitor.console import Console
 from fastrl.monitor.writer import MetricWriter
 from fastrl.resolve import resolve
 from fastrl.shm import Arena
+from fastrl.workers.group_envs import make_first_group, make_group
 from fastrl.workers.inference import Inference
 from fastrl.workers.journal import Journal
 from fastrl.workers.learner import Learner, build
@@ -34,7 +35,7 @@ from fastrl.workers.machine import available_cores, has_bf16
 from fastrl.workers.plan import Plan
 from fastrl.workers.record import Record
 from fastrl.workers.reports import MetricsReport, NoticeReport, SavedReport
-from fastrl.workers.rollout import RolloutWorker, make_first_group, make_group
+from fastrl.workers.rollout import RolloutWorker
 from fastrl.workers.run_folder import RunFolder, locked, open_run_folder
 from fastrl.workers.shared import Shared, place
 from fastrl.workers.signals import StopSignal, stop_signals
@@ -76,7 +77,7 @@ def train_in_this_process(folder: RunFolder, console: Console) -> int:
         if folder.exists:
             writer.resume(plan.start.steps, plan.start.seconds)
         run = _Run(shared, Record(shared, writer, console), console)
-        learner = Learner(shared, updater)
+        learner = Learner(shared, updater, run.take_report)
         journal = Journal(learner, folder.path, run.take_report)
         inference = Inference(shared, ActingPolicy(spec, config))
         try:

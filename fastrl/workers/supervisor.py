@@ -8,35 +8,31 @@ milliseconds: a rollout worker is replaced, any other death ends the run with it
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import resource
 import time
-from collections.abc import Collection
 
-from fastrl.config import TrainConfig
 from fastrl.envs import registered
 from fastrl.errors import ConfigError
 from fastrl.models.registry import registered_models
 from fastrl.monitor.accounts import CLOCK_SIZE, Clock, Control
 from fastrl.monitor.console import Console, table
 from fastrl.monitor.writer import MetricWriter
-from fastrl.option_types import as_declared
 from fastrl.resolve import resolve
 from fastrl.workers.children import Child
 from fastrl.workers.crew import Crew, Interrupted, ProcessDied
+from fastrl.workers.group_envs import anew_every
 from fastrl.workers.learner_start import Built, LearnerStart
 from fastrl.workers.machine import available_cores, has_bf16
 from fastrl.workers.plan import Plan
 from fastrl.workers.record import Record
 from fastrl.workers.reports import EndReport, MetricsReport, NoticeReport, SavedReport
+from fastrl.workers.restarts import WINDOW_SECONDS, Restarts
 from fastrl.workers.rollout import RolloutStart
-from fastrl.workers.run_folder import RunFolder, choose_run_folder, locked, open_run_folder
+from fastrl.workers.run_folder import RunFolder, locked, open_run_folder
 from fastrl.workers.shared import Shared, place
 from fastrl.workers.signals import StopSignal, stop_signals
 from fastrl.workers.travel import pack
-
-MAX_RESTARTS = 10
-"""Rollout workers replaced in one run; the next death ends it."""
+from fastrl.workers.watch import Watch
 
 SAVE_SECONDS = 60.0
 """Time for the learner to finish its batch and save, once it has been told to stop."""
@@ -58,7 +54,11 @@ class Supervisor:
         models = {name: build for name, build in registered_models().items() if name == model}
         self._models = pack(models, "register_model")
         self._crew = Crew()
-        self._restarts = 0
+        self._crew.tell = console.say
+        self._restarts = Restarts(folder.config.max_worker_restarts)
+        self._first_death = ""
+        self._due: list[tuple[float, RolloutStart]] = []
+        """Replacements that are to start at a time.monotonic()."""
         self._stopped_by: str | None = None
         self._update_seconds = 0.0
         self._updates: int | None = None
@@ -82,7 +82,7 @@ class Supervisor:
             try:
                 if self._folder.exists:
                     writer.resume(shared.plan.start.steps, shared.plan.start.seconds)
-                record = Record(shared, writer, self._console)
+                record = Record(shared, writer, self._console, self._crew.memory)
                 self._watch(shared, record, stop)
             finally:
                 writer.close()
@@ -112,6 +112,7 @@ class Supervisor:
         plan = Plan(config, spec, built.num_params, cores, built.start, began)
         plan.check_memory()
         crew.watch_forkserver(crew.expect(first, "constructed"))
+        first.envs = range(plan.config.envs_per_worker)
         plan = place(plan, crew.arena)
         stack.enter_context(open_run_folder(folder, config))
         tell_plan(self._console, folder, plan, built)
@@ -134,19 +135,28 @@ class Supervisor:
             self._stop(shared)
             raise
         late = self._stop(shared)
-        failure = failure or late
         self._take_reports(shared, record)
-        record.finish(self._stopped_by or "failure", self._updates, self._restarts)
+        record.finish(self._stopped_by or "failure", self._updates, self._restarts.total)
         if failure is not None:
-            raise ProcessDied(failure)
+            raise failure
+        if late is not None:
+            raise ProcessDied(late)
 
-    def _watch_until_over(self, shared: Shared, record: Record, stop: StopSignal) -> str | None:
-        """Return None at the run's end, or the story of the death that ended it."""
+    def _watch_until_over(
+        self, shared: Shared, record: Record, stop: StopSignal
+    ) -> ProcessDied | None:
+        """Return None at the run's end, or the death that ended it."""
+        watch = Watch(shared)
         while self._stopped_by is None:
             self._crew.wait_for_events(stop.wake, TICK_SECONDS)
+            self._crew.free_memory.look()
+            self._end_hung_workers(shared, watch)
             failure = self._attend_deaths(shared)
             if failure is not None:
                 return failure
+            self._launch_due()
+            for line in watch.lines():
+                self._console.say(line)
             self._take_reports(shared, record)
             record.tick()
             if self._stopped_by is not None:
@@ -160,21 +170,63 @@ class Supervisor:
                 self._stopped_by = "stop_at_return"
         return None
 
-    def _attend_deaths(self, shared: Shared) -> str | None:
-        """Replace dead rollout workers; return the story of a death that ends the run."""
+    def _end_hung_workers(self, shared: Shared, watch: Watch) -> None:
+        """Kill workers that have been inside one step for longer than `--env-timeout`."""
+        limit = shared.plan.config.env_timeout
+        if limit is None:
+            return
+        hung = {slow.worker: slow for slow in watch.busy() if slow.seconds > limit}
+        for child in self._crew.members:
+            if child.role == "rollout" and child.worker in hung and not child.has_ended():
+                seconds = hung[child.worker].seconds
+                child.ended_by_main = (
+                    f"was ended after {seconds:.0f} s inside one step of its environments "
+                    f"(--env-timeout {limit:g})"
+                )
+                child.kill()
+
+    def _attend_deaths(self, shared: Shared) -> ProcessDied | None:
+        """Replace dead rollout workers; return the death that ends the run."""
         if self._crew.forkserver_ended():
-            return "The forkserver was killed; without it no rollout worker can run."
+            return self._crew.forkserver_death()
         for child in list(self._crew.members):
             if not child.has_ended():
                 continue
             if child.role == "learner" and child.exit_code() == 0:
                 self._stopped_by = "total_steps"
                 continue
-            if child.role != "rollout" or self._restarts >= MAX_RESTARTS:
-                return child.story()
-            if self._would_fail_again(shared, child):
-                return child.story()
-            self._replace(shared, child)
+            if child.role != "rollout":
+                return ProcessDied(child.story(), again=child.exit_code() != 2)
+            failure = self._attend_worker(shared, child)
+            if failure is not None:
+                return failure
+        return None
+
+    def _attend_worker(self, shared: Shared, child: Child) -> ProcessDied | None:
+        """Have a dead rollout worker replaced; return its death where that ends the run."""
+        story = child.story()
+        if self._would_fail_again(shared, child):
+            return ProcessDied(story)
+        assert child.worker is not None
+        most = self._restarts.most
+        delay = self._restarts.died(child.worker, time.monotonic())
+        if delay is None:
+            if most == 0:
+                return ProcessDied(story)
+            return ProcessDied(
+                f"More than {most} rollout workers died within {WINDOW_SECONDS / 60:g} minutes "
+                f"(--max-worker-restarts). The first of them: {self._first_death}\n"
+                f"And the last: {story}"
+            )
+        if self._restarts.recent == 1:
+            self._first_death = story
+        first_line, _, traceback = story.partition("\n")
+        when = f"replaced in {delay:g} s" if delay else "replaced"
+        self._console.say(
+            f"{first_line} It is {when} ({self._restarts.recent} of at most {most} in "
+            f"{WINDOW_SECONDS / 60:g} minutes)." + (f"\n{traceback}" if traceback else "")
+        )
+        self._replace(shared, child, delay)
         return None
 
     def _would_fail_again(self, shared: Shared, child: Child) -> bool:
@@ -187,26 +239,26 @@ class Supervisor:
         began = shared.rollout_clock.load(child.worker * CLOCK_SIZE + Clock.STARTED) > 0
         return child.exit_code() == 2 or (child.exit_code() == 1 and not began)
 
-    def _replace(self, shared: Shared, child: Child) -> None:
+    def _replace(self, shared: Shared, child: Child, delay: float) -> None:
         plan, worker = shared.plan, child.worker
         assert worker is not None
-        self._restarts += 1
-        first = worker * plan.config.envs_per_worker
-        story, _, traceback = child.story().partition("\n")
-        self._console.say(
-            f"{story} It stepped environments {first} to "
-            f"{first + plan.config.envs_per_worker - 1}; replaced "
-            f"({self._restarts} of at most {MAX_RESTARTS})."
-            + (f"\n{traceback}" if traceback else "")
-        )
         # The order is the contract: the old process has ended, then the generation rises, then the
         # new process starts, so no word of the old one can be taken for one of the new.
         generation = shared.generation.load(worker) + 1
         shared.generation.store(worker, generation)
         self._crew.discharge(child)
-        shared.rollout_clock.store(worker * CLOCK_SIZE + Clock.STARTED, 0)
+        for index in (Clock.STARTED, Clock.BUSY_SINCE):
+            shared.rollout_clock.store(worker * CLOCK_SIZE + index, 0)
         start = RolloutStart(worker, generation, plan.config, self._registered, plan)
-        self._crew.launch_rollout(start)
+        self._due.append((time.monotonic() + delay, start))
+
+    def _launch_due(self) -> None:
+        """Start the replacements whose time has come."""
+        now = time.monotonic()
+        ready = [start for due, start in self._due if due <= now]
+        self._due = [(due, start) for due, start in self._due if due > now]
+        for start in ready:
+            self._crew.launch_rollout(start)
 
     def _take_reports(self, shared: Shared, record: Record) -> None:
         for report in self._crew.reports.drain():
@@ -237,15 +289,22 @@ class Supervisor:
         failed."""
         shared.control.store(Control.STOP, 1)
         shared.close()
-        crew = self._crew
+        crew, began = self._crew, time.monotonic()
         learner = [child for child in crew.members if child.role == "learner"]
         others = [child for child in crew.members if child.role != "learner"]
         # It may be at the start of a batch, on a machine that has become slower.
         save_seconds = SAVE_SECONDS + 3 * self._update_seconds
         saved = crew.wait_for_end(learner, save_seconds)
-        if not crew.wait_for_end(others, STOP_SECONDS):
+        # They close meanwhile; but one second is theirs in any case.
+        left = max(1.0, STOP_SECONDS - (time.monotonic() - began))
+        if not crew.wait_for_end(others, left):
             late = ", ".join(child.name for child in others if not child.has_ended())
-            self._console.say(f"killed after {STOP_SECONDS:g} s without an end: {late}")
+            self._console.say(
+                f"killed after {time.monotonic() - began:.0f} s without an end: {late}"
+            )
+        for child in others:
+            if child.has_ended() and child.exit_code() not in (0, None):
+                self._console.say(child.story())
         crew.kill()
         crew.wait_for_end(crew.members, STOP_SECONDS)
         crew.reports.stop()
@@ -280,6 +339,13 @@ def tell_plan(console: Console, folder: RunFolder, plan: Plan, built: Built) -> 
     for line in [folder.note, *built.warnings]:
         if line is not None:
             console.say(line)
+    every = anew_every(plan.config)
+    if every and plan.start.updates % every:
+        console.say(
+            f"the checkpoint is of update {plan.start.updates:,}, which is not on the schedule of "
+            "--exact-resume (it was written as the run was stopped): this run is another one than "
+            "one that was never stopped"
+        )
     rows = plan.describe()
     if folder.origin is not None:
         source, start = folder.origin.run_dir, plan.start
@@ -289,35 +355,3 @@ def tell_plan(console: Console, folder: RunFolder, plan: Plan, built: Built) -> 
             text = f"weights and normalisers of {source}"
         rows.append(("begins", text))
     console.say(table(rows))
-
-
-def train(config: TrainConfig) -> int:
-    """Train with `config` from the main thread; return the exit code (0, 1, 129, 130 or 143).
-
-    A resumed run (`config.resume`) keeps its own options, except those that differ here from their
-    defaults. Raises ConfigError where the run is refused before it starts. A failure is told on the
-    console, last; with `workers=0`, everything in this process, it is raised.
-    """
-    given = [
-        field.name
-        for field in dataclasses.fields(config)
-        if getattr(config, field.name) != field.default
-    ]
-    return start_training(config, given)
-
-
-def start_training(config: TrainConfig, given: Collection[str]) -> int:
-    """`train` for a caller who knows which options the user has set: those in `given`."""
-    folder = choose_run_folder(as_declared(config), given)
-    console = Console()
-    try:
-        if folder.config.workers == 0:
-            from fastrl.workers.single import train_in_this_process  # imports torch
-
-            return train_in_this_process(folder, console)
-        return Supervisor(folder, console).run()
-    except ProcessDied as death:
-        console.say(f"failed: {death}")
-        return 1
-    finally:
-        console.close()

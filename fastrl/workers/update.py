@@ -5,6 +5,9 @@
     columns ─▶ chunks of rows: gather, encoder (bf16 or f32) ─▶ heads (f32) ─▶ V-trace ─▶ loss
             ─▶ one backward pass ─▶ clip ─▶ Adam on one flat tensor
     after the last epoch: statistics of observations and returns, the value head with them
+
+A step whose loss or gradient is not finite is skipped: it changes neither weights nor optimiser,
+and its rows are in no statistics of returns.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastrl.algo.losses import LossTerms, appo_loss, importance_log_ratio
+from fastrl.algo.losses import appo_loss, importance_log_ratio
 from fastrl.algo.moments import (
     Moments,
     ReturnMoments,
@@ -36,6 +39,7 @@ from fastrl.models.flat import FlatParameters
 from fastrl.models.pixels import PickedImages
 from fastrl.models.policy import ActorCritic
 from fastrl.workers.batch import Batch, BatchReader
+from fastrl.workers.steps import Pass, Steps
 
 IMAGE_MOMENT_ROWS = 256
 """Rows of a batch that go into the statistics of pixels: all of them would cost a tenth of an epoch
@@ -52,7 +56,12 @@ MOMENTS_STREAM, KL_STREAM = 1 << 20, 1 << 21
 
 
 class Updater:
-    """Owns the network that learns and its optimiser."""
+    """Owns the network that learns and its optimiser.
+
+    Attributes:
+        network: the network.
+        steps: the optimiser steps of the last update; None before the first.
+    """
 
     def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
         """Build the network with fresh weights from torch's global generator."""
@@ -71,6 +80,8 @@ class Updater:
         image = any(leaf.is_large_image for leaf in spec.observation.values())
         self._moment_rows = IMAGE_MOMENT_ROWS if image else None
         self._return_moments = no_returns(self._device)
+        self.steps: Steps | None = None
+        self._skipped: list[Tensor] = []  # of an update: bool [] per optimiser step
         self._targets: list[tuple[Tensor, Tensor]] = []  # of an epoch: v_t and valid rows
         self._ratio_error: Tensor | None = None  # of a batch, once its first minibatch is known
 
@@ -148,7 +159,9 @@ class Updater:
         before = None if kl_rows is None else self._policy_params(reader, kl_rows)
         size = batch.num_columns // config.minibatches
         self._ratio_error = None
+        self._skipped.clear()
         rows: list[Tensor] = []
+        stepped: list[np.ndarray] = []
         for epoch in range(config.epochs):
             self._targets.clear()
             order = np.random.default_rng([config.seed, update, epoch]).permutation(
@@ -160,15 +173,22 @@ class Updater:
                     if rows and between is not None:
                         between()
                     rows.append(self._minibatch(batch, reader, columns))
+                    stepped.append(columns)
+        self.steps = steps = Steps(
+            torch.stack(self._skipped), torch.stack(rows), tuple(METRICS), stepped
+        )
         if kl_rows is not None and before is not None:
             kl = self.network.kl(before, self._policy_params(reader, kl_rows)).mean()
+            # The schedule would take the small divergence of skipped steps for a rate too low.
+            kl = kl.masked_fill(steps.skipped.any(), torch.nan)
             metrics["losses/kl"] = kl
             self._learning_rate.copy_(
                 adapt_learning_rate(self._learning_rate, kl, config.target_kl)
             )
         self._merge_observations(batch, reader, update)
         self._merge_returns()
-        mean = torch.stack(rows).nanmean(dim=0)
+        mean = steps.values.masked_fill(steps.skipped[:, None], torch.nan).nanmean(dim=0)
+        metrics["losses/skipped"] = steps.skipped.sum()
         if self._ratio_error is not None:
             metrics["lag/ratio_error"] = self._ratio_error
         return metrics | dict(zip(METRICS, mean.unbind(), strict=True))
@@ -191,7 +211,8 @@ class Updater:
         return self.network.heads(features, masks).params
 
     def _merge_returns(self) -> None:
-        """Merge the last epoch's targets of valid rows; no value in reward units changes by it."""
+        """Merge the last epoch's targets of valid rows, those of skipped steps left out; no value
+        in reward units changes by it."""
         if self.network.return_normalizer is None:
             return
         targets = torch.cat([target.flatten() for target, _ in self._targets])
@@ -202,7 +223,8 @@ class Updater:
         self.network.rescale_returns(mean, variance.sqrt())
 
     def _merge_observations(self, batch: Batch, reader: BatchReader, update: int) -> None:
-        """Merge the batch's valid observations into the normalisers' statistics."""
+        """Merge the batch's valid observations into the normalisers' statistics, but for chunks
+        with which these would not be finite."""
         if not self._normalizers:
             return
         times, columns = np.nonzero(~batch.ignored.numpy())
@@ -216,27 +238,44 @@ class Updater:
             for key in self._normalizers:
                 leaf = obs[key]
                 rows_of_leaf = leaf.copied() if isinstance(leaf, PickedImages) else leaf
-                self._moments[key] = merge_moments(self._moments[key], rows_of_leaf)
+                merged = merge_moments(self._moments[key], rows_of_leaf)
+                # On the CPU, as the observations are: nothing waits for the device.
+                if bool(merged.mean.isfinite().all() & merged.variance.isfinite().all()):
+                    self._moments[key] = merged
         for key, moments in self._moments.items():
             self._normalizers[key].set(
                 moments.mean.to(self._device), moments.variance.to(self._device)
             )
 
     def _minibatch(self, batch: Batch, reader: BatchReader, columns: np.ndarray) -> Tensor:
-        """One optimiser step on the rows of `columns`; returns the values of METRICS."""
+        """One optimiser step on the rows of `columns`; returns the values of METRICS.
+
+        Where loss or gradient is not finite, the optimiser leaves weights, moments and its own
+        count of steps as they are. Nothing is read back: the device decides.
+        """
         config = self._config
-        self._flat.zero_grad()
-        terms = self._loss(batch, reader, columns)
-        terms.loss.backward()
+        found = self.backward(batch, reader, columns)
         grad_norm = torch.linalg.vector_norm(self._flat.grad)
+        skipped = ~(found.terms.loss.detach().isfinite() & grad_norm.isfinite())
         # As torch's clip_grad_norm_, on the one tensor there is.
         self._flat.grad.mul_((config.max_grad_norm / (grad_norm + 1e-6)).clamp(max=1.0))
+        # As torch's GradScaler has a fused optimiser skip a step.
+        self._optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]
         self._optimizer.step()
+        self._skipped.append(skipped)
+        self._targets.append((found.returns.vs, ~(found.ignored | skipped)))
         return torch.stack(
-            [getattr(terms, name) for name in METRICS.values() if name] + [grad_norm]
+            [getattr(found.terms, name) for name in METRICS.values() if name] + [grad_norm]
         )
 
-    def _loss(self, batch: Batch, reader: BatchReader, columns: np.ndarray) -> LossTerms:
+    def backward(self, batch: Batch, reader: BatchReader, columns: np.ndarray) -> Pass:
+        """Leave the gradient of the rows of `columns` in the network's parameters; no step."""
+        self._flat.zero_grad()
+        found = self._forward(batch, reader, columns)
+        found.terms.loss.backward()
+        return found
+
+    def _forward(self, batch: Batch, reader: BatchReader, columns: np.ndarray) -> Pass:
         config, device = self._config, self._device
         index = torch.from_numpy(columns)
 
@@ -284,9 +323,8 @@ class Updater:
             rho_bar=config.rho_bar,
             c_bar=config.c_bar,
         )
-        self._targets.append((returns.vs, ~ignored))
         network = self.network
-        return appo_loss(
+        terms = appo_loss(
             log_prob,
             entropy,
             output.normalized_value.view(T, B),
@@ -299,6 +337,18 @@ class Updater:
             entropy_coef=config.entropy_coef,
             rho_bar=config.rho_bar,
             normalise=config.normalize_advantage,
+        )
+        return Pass(
+            features,
+            last,
+            output.params,
+            values,
+            log_prob,
+            entropy,
+            ratio,
+            returns,
+            ignored,
+            terms,
         )
 
     def _features(self, reader: BatchReader, rows: np.ndarray) -> Tensor:

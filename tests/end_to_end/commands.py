@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -66,6 +68,7 @@ class Command:
             preexec_fn=before,
         )
         self.output = ""
+        self._hung = False
 
     def wait_for(self, text: str) -> None:
         """Read the output until a line holds `text`."""
@@ -80,9 +83,23 @@ class Command:
 
     def finish(self) -> int:
         """Wait for the end; returns the exit code, all output is then in `output`."""
-        rest, _ = self.process.communicate(timeout=HANG)
-        self.output += rest
-        return self.process.returncode
+        assert self.process.stdout is not None
+        watchdog = threading.Timer(HANG, self._kill_family)
+        watchdog.start()
+        try:
+            # Not communicate(), which does not know what has been read ahead of the last line.
+            self.output += self.process.stdout.read()
+            code = self.process.wait(HANG)
+        finally:
+            watchdog.cancel()
+        assert not self._hung, f"it hung:\n{self.output}"
+        return code
+
+    def _kill_family(self) -> None:
+        self._hung = True
+        for pid in self.family():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def family(self) -> dict[int, str]:
         """Living processes of this command: process id to command line."""

@@ -81,6 +81,7 @@ class Reward(Sound):
         observation, reward, *rest = super().step(action)
         return observation, [1, 2] if self.steps > 300 else reward, *rest
 '''
+WORKER = r"failed: Rollout worker \d \(environments \d+ to \d+\): "
 BY = r"environment \d+, first seeded \d+\.\)$"
 
 
@@ -121,13 +122,13 @@ def test_one_that_cannot_begin_is_refused_before_the_run_exists(tmp_path, env, s
     [
         (
             "Shape",
-            r"failed: Rollout worker \d: py:faulty:Shape cannot be used: its observation\['arm'\] "
+            WORKER + r"py:faulty:Shape cannot be used: its observation\['arm'\] "
             r"is of shape \(2,\) and type float32, but its observation space says \(3,\) and "
             r"float32; correct the one or the other\. \(It was in step 301 of " + BY,
         ),
         (
             "NotANumber",
-            r"failed: Rollout worker \d: py:faulty:NotANumber cannot be used: observation\['arm'\] "
+            WORKER + r"py:faulty:NotANumber cannot be used: observation\['arm'\] "
             r"of environment \d+ holds nan at \[0\] in row \d+, but all of it must be finite .*",
         ),
     ],
@@ -135,7 +136,8 @@ def test_one_that_cannot_begin_is_refused_before_the_run_exists(tmp_path, env, s
 def test_one_that_breaks_its_word_ends_the_run(tmp_path, env, sentence):
     code, lines = run(tmp_path, env)
     assert code == 1
-    assert re.fullmatch(sentence, lines[-1]), lines[-4:]
+    assert re.fullmatch(sentence, lines[-2]), lines[-4:]
+    assert lines[-1].startswith("the run has ended; ")
     assert not any("replaced" in line or "Traceback" in line for line in lines)
 
 
@@ -145,7 +147,7 @@ def test_one_that_raises_before_the_first_step_is_not_tried_again(tmp_path):
     assert code == 1
     (at,) = [i for i, line in enumerate(lines) if line.startswith("failed: ")]
     assert re.fullmatch(
-        r"failed: Rollout worker \d: py:faulty:SecondReset raised RuntimeError: no level left "
+        WORKER + r"py:faulty:SecondReset raised RuntimeError: no level left "
         r"\(.*faulty.py, line \d+\) in reset\(\) of environment \d+, first seeded \d+\.",
         lines[at],
     )

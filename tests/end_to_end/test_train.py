@@ -128,7 +128,7 @@ def test_a_wrong_flag_is_refused_before_any_process(
     tmp_path, monkeypatch, capsys, arguments, sentence
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fastrl.workers.supervisor.Supervisor", None)
+    monkeypatch.setattr("fastrl.workers.training.Supervisor", None)
     try:
         code = train_main(arguments)
     except SystemExit as ended:  # tyro's own refusals
@@ -228,8 +228,8 @@ def test_a_killed_worker_is_replaced_and_training_goes_on(tmp_path):
     assert len(workers) == 2
     for pid in workers:
         os.kill(pid, signal.SIGKILL)
-    train.wait_for("replaced (1 of at most 10)")
-    train.wait_for("replaced (2 of at most 10)")
+    train.wait_for("It is replaced (1 of at most 10 in 10 minutes)")
+    train.wait_for("It is replaced (2 of at most 10 in 10 minutes)")
     assert train.finish() == 0, train.output
     assert "was killed by SIGKILL" in train.output
     sampled, trained, masked, dropped, unfinished = accounts(train.output)
@@ -275,8 +275,11 @@ def test_any_other_death_ends_the_run_and_names_it(tmp_path, role):
         victim = spawned[0 if role == "learner" else 1]
     os.kill(victim, signal.SIGKILL)
     assert train.finish() == 1, train.output
-    last = train.output.strip().splitlines()[-1]
-    assert last.startswith("failed:") and role in last and "kill" in last
+    said, last = train.output.strip().splitlines()[-2:]
+    assert said.startswith("failed:") and role in said and "kill" in said
+    assert (
+        last.startswith("the run has ended; its newest checkpoint is ") or "no checkpoint" in last
+    )
     assert "do not add up" not in train.output
     sampled, trained, masked, dropped, unfinished = accounts(train.output)
     assert sampled == trained + masked + dropped + unfinished
@@ -402,7 +405,7 @@ register_family("my", FunctionEnvs(
 ))
 code = train(TrainConfig(
     env="my:ENV", workers=2, envs_per_worker=4, rollout_length=8, total_steps=3000, log_every=0.5,
-    minibatches=1, run_dir=__import__("pathlib").Path("run"),
+    minibatches=1, max_worker_restarts=2, run_dir=__import__("pathlib").Path("run"),
 ))
 sys.exit(code)
 """
@@ -423,10 +426,11 @@ def test_a_script_without_a_main_guard_trains_and_no_worker_imports_torch(tmp_pa
 def test_an_environment_that_always_raises_ends_the_run_with_its_traceback(tmp_path):
     script = Command.script(SCRIPT.replace("ENV", "raises"), tmp_path)
     assert script.finish() == 1, script.output
-    assert "replaced (10 of at most 10)" in script.output
-    assert "failed: Rollout worker" in script.output
-    last = script.output.strip().splitlines()[-1]
-    assert last == "RuntimeError: the environment is broken in its own way"
+    assert "replaced (2 of at most 2 in 10 minutes)" in script.output
+    assert "failed: More than 2 rollout workers died within 10 minutes" in script.output
+    said, last = script.output.strip().splitlines()[-2:]
+    assert said == "RuntimeError: the environment is broken in its own way"
+    assert last.startswith("the run has ended; ")
     assert script.wait_until_alone(2.0) == {}
 
 

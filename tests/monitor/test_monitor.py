@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fastrl.monitor.accounts import CLOCK_SIZE, ROW_SHIFT, Clock, episode_dtype
+from fastrl.monitor.accounts import (
+    CLOCK_SIZE,
+    ROW_SHIFT,
+    Clock,
+    episode_dtype,
+    return_of,
+    return_word,
+)
 from fastrl.monitor.console import Console, progress_line, table
 from fastrl.monitor.metrics import Counts, EpisodeLog, LearnerReports, RateMeter
 from fastrl.monitor.writer import MetricWriter
@@ -63,6 +70,7 @@ def test_the_mean_of_the_last_hundred_counts_once_every_environment_has_finished
     assert log.take() == {
         "charts/episodic_return": pytest.approx(1.02),
         "charts/episodic_length": pytest.approx(10.3),
+        "charts/episodes": 100.0,
     }
     assert log.take() == {}, "only what is new"
     first.push(episodes((1, 5, 0.0)))
@@ -77,6 +85,22 @@ def test_a_few_episodes_are_no_mean_to_stop_at(regions):
     log.drain()
     assert log.recent_return == 500.0
     assert not log.every_env_finished, "99 are not a hundred"
+
+
+def test_episodes_are_counted_on_after_a_resume(regions):
+    log = EpisodeLog(regions["rings"], num_envs=1, finished=70)
+    ByteRing(regions["rings"][0]).push(episodes(*[(0, 1, 500.0)] * 3))
+    log.drain()
+    assert log.take()["charts/episodes"] == log.finished == 73
+
+
+@pytest.mark.parametrize("value", [None, 0.0, -0.0, 1.5, -1e308, 5e-324, 475.25])
+def test_a_return_travels_in_a_counter_which_at_first_holds_none(value):
+    counters = Counters(np.zeros(2, np.int64))
+    assert return_of(counters.load(0)) is None
+    counters.store(0, return_word(value))
+    assert repr(return_of(counters.load(0))) == repr(value)
+    assert counters.load(1) == 0
 
 
 def test_rates_and_shares_are_of_the_time_between_two_records(regions, monkeypatch):

@@ -149,6 +149,9 @@ class RowFinisher {
 }  // namespace fastrl
 
 NB_MODULE(_kernels, m) {
+    // A process that ends by an exception keeps objects alive in its traceback: no fault, and nothing
+    // that a user should read a page about.
+    nb::set_leak_warnings(false);
   using namespace fastrl;
   m.attr("MOST_CHANNELS") = most_channels;
   m.attr("MOST_CHOICES") = most_choices;

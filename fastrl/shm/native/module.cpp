@@ -302,6 +302,9 @@ class PyCounters {
 }  // namespace
 
 NB_MODULE(_native, m) {
+    // A process that ends by an exception keeps objects alive in its traceback: no fault, and nothing
+    // that a user should read a page about.
+    nb::set_leak_warnings(false);
   m.doc() = "Lock-free primitives in shared memory; see the modules of fastrl.shm.";
   nb::exception<Closed>(m, "Closed");
 

@@ -1,0 +1,287 @@
+"""`fastrl-bench soak`: the engine for long; does it keep its size and its rate?
+
+::
+
+    0 %          20 %  30 %                                          80 %            100 %
+    │ warming up │ rate │                                             │ rate         │ SIGINT
+                 │ files, threads                                     files, threads │
+                 │ memory: slope of a line through all looks ......................  │
+
+Memory is judged by role: resident memory that belongs to no file (RssAnon), of all its processes.
+"""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fastrl.bench import report
+from fastrl.bench.command import check_numbers, engine_flags, given, plan
+from fastrl.bench.engine_run import INTERRUPTED, EngineFailed
+from fastrl.bench.options import SoakOptions
+from fastrl.bench.pages import check_page, replace_section, section_of
+from fastrl.bench.processes import ROLES, Held
+from fastrl.bench.records import NoRate, Record, learned_rate
+from fastrl.bench.report import Report, Table
+from fastrl.bench.soak_run import Look, Soaked, soak_engine
+from fastrl.errors import ConfigError
+
+PROFILES = {
+    "pong": (
+        *("--env", "atari:Pong", "--workers", "16", "--envs-per-worker", "8"),
+        *("--preset", "atari-throughput"),
+    ),
+    "cartpole": (
+        *("--env", "envpool:CartPole-v1", "--workers", "4", "--envs-per-worker", "1024"),
+        *("--rollout-length", "32", "--epochs", "1", "--minibatches", "4"),
+    ),
+}
+SETTLED = 0.2
+"""Share of the time after which nothing may grow any more."""
+EARLY, LATE = (0.2, 0.3), (0.8, 1.0)
+"""Shares of the time whose rates are compared."""
+AROUND = 5
+"""Looks of which the least counts for open files and threads: main opens one for a moment to look
+at memory, the learner to save."""
+FULL_SECONDS = 600.0
+"""Time for which the bounds below are meant."""
+SLOPE_PERCENT = 0.5
+"""Of its mean, per minute: what the memory of a role may grow by."""
+RATE_PERCENT = 10.0
+"""What the late rate may differ from the early one by."""
+MB = 1e6
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One promise, and what was seen of it."""
+
+    name: str
+    found: str
+    bound: str
+    kept: bool
+
+
+def run(options: SoakOptions) -> int:
+    """Soak and report; return the exit code: 1 where a promise was broken. Raises ConfigError."""
+    check_numbers(options)
+    report.check_outputs(options.json, options.plot)
+    check_page(options.write)
+    machine = report.machine()
+    flags = engine_flags(PROFILES[options.profile], options.flags)
+    if plan(flags).config.workers == 0:
+        raise ConfigError("--workers 0 is one process for all; this bench tells them apart.")
+    print(f"fastrl-train {shlex.join(flags)} ...", flush=True)
+    try:
+        soaked = soak_engine(flags, options.seconds)
+    except EngineFailed as error:
+        print(f"fastrl-bench: {error}", file=sys.stderr)
+        return 1
+    verdicts = judge(soaked)
+    result = report_of(options, flags, soaked, verdicts, machine)
+    result.deliver(options.json, options.plot)
+    broken = [one.name for one in verdicts if not one.kept]
+    if options.write is not None:
+        note = "not kept: " + ", ".join(broken) if broken else "every promise was kept"
+        name = f"fastrl-bench soak --profile {options.profile}"
+        replace_section(options.write, name, section_of(result, [note]))
+    if broken:
+        print(f"not kept: {', '.join(broken)}", file=sys.stderr)
+    return 1 if broken else 0
+
+
+def slope_bound(seconds: float) -> float:
+    """Growth of memory that is allowed, in percent per minute.
+
+    A heap takes a last step up now and then, an arena of malloc or a longer list, and then stays.
+    Over ten minutes such a step is a small slope, over one minute ten times as large. So what is
+    bounded in a shorter soak is the same growth in all.
+    """
+    return SLOPE_PERCENT * max(1.0, FULL_SECONDS / seconds)
+
+
+def rate_bound(seconds: float) -> float:
+    """Difference of the rates that is allowed, in percent: means of shorter parts scatter more, by
+    the root of their length."""
+    return RATE_PERCENT * float(np.sqrt(max(1.0, FULL_SECONDS / seconds)))
+
+
+def judge(soaked: Soaked) -> list[Verdict]:
+    """Every promise of a soak."""
+    verdicts = [
+        judge_memory(soaked, role)
+        for role in ROLES
+        if any(one.role == role for one in soaked.looks[0].held.values())
+    ]
+    verdicts += judge_held(soaked)
+    verdicts.append(judge_rate(soaked))
+    told = "it did not end" if soaked.code is None else f"exit code {soaked.code}"
+    verdicts.append(
+        Verdict("end by SIGINT", told, f"exit code {INTERRUPTED}", soaked.code == INTERRUPTED)
+    )
+    left = "; ".join(soaked.left) or "none"
+    verdicts.append(Verdict("processes left", left, "none", not soaked.left))
+    return verdicts
+
+
+def judge_memory(soaked: Soaked, role: str) -> Verdict:
+    """The slope of a line through a role's memory, once the engine has settled."""
+    looks = [look for look in soaked.looks if look.at >= SETTLED * soaked.seconds]
+    bound = slope_bound(soaked.seconds)
+    sizes = [memory_of(look, role) for look in looks]
+    if len(looks) < 3 or min(sizes) == 0:
+        return Verdict(f"memory of {role}", "it was not there all the time", "it is there", False)
+    slope, _ = np.polyfit([look.at / 60 for look in looks], sizes, 1)
+    percent = float(100 * slope / statistics.fmean(sizes))
+    return Verdict(
+        f"memory of {role}",
+        f"{sizes[0] / MB:,.1f} to {sizes[-1] / MB:,.1f} MB, {percent:+.2f} % per minute",
+        f"at most {bound:g} % per minute",
+        percent <= bound,
+    )
+
+
+def memory_of(look: Look, role: str) -> int:
+    """Bytes of all processes of a role."""
+    return sum(one.private for one in look.held.values() if one.role == role)
+
+
+def judge_held(soaked: Soaked) -> list[Verdict]:
+    """The same processes, with as many open files and threads as once the engine had settled."""
+    at = next(
+        place for place, look in enumerate(soaked.looks) if look.at >= SETTLED * soaked.seconds
+    )
+    early, late = soaked.looks[at : at + AROUND], soaked.looks[-AROUND:]
+    first, last = early[0].held, late[-1].held
+    gone, new = first.keys() - last.keys(), last.keys() - first.keys()
+    change = ", ".join(
+        [f"{first[pid].role} {pid} is gone" for pid in sorted(gone)]
+        + [f"{last[pid].role} {pid} is new" for pid in sorted(new)]
+    )
+    same = Verdict("processes", change or f"{len(last)}, all the time", "the same", not change)
+    taken = _training_threads(soaked, 1.0) - _training_threads(soaked, SETTLED)
+    files = _judge_count("files", early, late)
+    return [same, files, _judge_count("threads", early, late, taken)]
+
+
+def _training_threads(soaked: Soaked, share: float) -> int:
+    """The most threads that the learner has trained with up to a share of the time.
+
+    It takes one more where cores would idle, and says so; torch ends none of them.
+    """
+    name, end = "perf/learner_threads", share * soaked.seconds
+    return int(max((r.get(name, 0) for r in soaked.records if r["seconds"] <= end), default=0))
+
+
+def _judge_count(what: str, early: Sequence[Look], late: Sequence[Look], taken: int = 0) -> Verdict:
+    """Whether each process has as many as before; the learner may have `taken` that many more."""
+
+    def least(looks: Sequence[Look], pid: int) -> int:
+        return min(_count(look.held[pid], what) for look in looks if pid in look.held)
+
+    first, last = early[0].held, late[-1].held
+    pairs = {
+        pid: (least(early, pid) + (taken if first[pid].role == "learner" else 0), least(late, pid))
+        for pid in first.keys() & last.keys()
+    }
+    changes = ", ".join(
+        f"{first[pid].role} {pid}: {before} to {after}"
+        for pid, (before, after) in sorted(pairs.items())
+        if before != after
+    )
+    total = sum(after for _, after in pairs.values())
+    told = f"{total:,} in all, each as before"
+    if taken:
+        told += f" but for {taken} more that the learner says it trains with"
+    name = {"files": "open files", "threads": "threads"}[what]
+    return Verdict(name, changes or told, "equal", not changes)
+
+
+def _count(one: Held, what: str) -> int:
+    return one.files if what == "files" else one.threads
+
+
+def judge_rate(soaked: Soaked) -> Verdict:
+    """Learned steps per second at the end against those once the engine had settled."""
+    bound = f"within {rate_bound(soaked.seconds):.3g} %"
+    try:
+        early, late = (learned_rate(_part(soaked, *part)).mean for part in (EARLY, LATE))
+    except NoRate as error:
+        return Verdict("steps/s", str(error), bound, False)
+    percent = 100 * (late / early - 1)
+    found = f"{early:,.0f}, then {late:,.0f}: {percent:+.1f} %"
+    return Verdict("steps/s", found, bound, abs(percent) <= rate_bound(soaked.seconds))
+
+
+def _part(soaked: Soaked, low: float, high: float) -> list[Record]:
+    begin, end = low * soaked.seconds, high * soaked.seconds
+    return [record for record in soaked.records if begin <= record["seconds"] <= end]
+
+
+def report_of(
+    options: SoakOptions,
+    flags: Sequence[str],
+    soaked: Soaked,
+    verdicts: Sequence[Verdict],
+    machine: dict[str, Any],
+) -> Report:
+    """The verdicts as a table, what was seen, and the plot of memory."""
+    return Report(
+        bench="soak",
+        flags=given(options),
+        units={
+            "memory": "RssAnon of all processes of a role, MB of 10^6 bytes: what belongs to no "
+            f"file; its slope is that of the last {1 - SETTLED:.0%} of the time",
+            "open files, threads": f"of each process, at {SETTLED:.0%} of the time and at its end",
+            "steps/s": f"learned, from {EARLY[0]:.0%} to {EARLY[1]:.0%} of the time and from "
+            f"{LATE[0]:.0%} to its end",
+        },
+        tables=[
+            Table(
+                f"{options.profile}: fastrl-train {shlex.join(flags)}",
+                ("promise", "seen", "bound", ""),
+                [
+                    (one.name, one.found, one.bound, "kept" if one.kept else "NOT KEPT")
+                    for one in verdicts
+                ],
+            )
+        ],
+        values={
+            "profile": options.profile,
+            "engine_flags": list(flags),
+            "seconds": soaked.seconds,
+            "kept": all(one.kept for one in verdicts),
+            "verdicts": [vars(one) for one in verdicts],
+            "looks": [
+                {
+                    "at": look.at,
+                    "processes": {str(pid): vars(one) for pid, one in look.held.items()},
+                }
+                for look in soaked.looks
+            ],
+            "steps": [[record["seconds"], record["steps"]] for record in soaked.records],
+        },
+        draw=lambda axes: _draw(axes, soaked),
+        machine=machine,
+    )
+
+
+def _draw(axes: Any, soaked: Soaked) -> None:
+    minutes = [look.at / 60 for look in soaked.looks]
+    for role in ROLES:
+        sizes = [memory_of(look, role) for look in soaked.looks]
+        if all(sizes):
+            last = sizes[-1]
+            axes.plot(
+                minutes, [100 * size / last for size in sizes], label=f"{role}, {last / MB:,.0f} MB"
+            )
+    axes.axvline(SETTLED * soaked.seconds / 60, linestyle=":", color="gray")
+    axes.set_xlabel("minutes since the first batch")
+    axes.set_ylabel("resident memory, % of that at the end")
+    axes.legend()
