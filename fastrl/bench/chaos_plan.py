@@ -104,7 +104,7 @@ def draw(seed: int, most: int) -> RunPlan:
     mode: Literal["async", "sync"] = "sync" if rng.random() < 0.2 else "async"
     restarts = ENGINE_RESTARTS if rng.random() < 0.2 else 0
     few = rng.random() < 0.06
-    count = rng.choices((1, 2, 3, 4), (3, 3, 3, 2))[0]
+    count = rng.choices((1, 2, 3, 4, 6, 8), (1, 2, 2, 2, 2, 1))[0]
     save_every = "1s" if rng.random() < 0.6 else f"{rng.randint(3, 12)}u"
     workers, envs = rng.choice((3, 4)), rng.choice((4, 8))
     steps = rng.randint(*STEPS)

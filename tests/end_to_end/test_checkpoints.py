@@ -60,9 +60,10 @@ def damage(path: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_newest_milestones_and_the_best_are_left_and_can_be_played(tmp_path):
+    # In sync, where the learner waits for main's score before it saves.
     command = Command(
-        *CARTPOLE, *TINY, "--save-every", "5u", "--keep", "2", "--milestone-every", "3000",
-        "--total-steps", "10000", cwd=tmp_path,
+        *CARTPOLE, *TINY[:-2], "--mode", "sync", "--log-every", "5u", "--save-every", "5u",
+        "--keep", "2", "--milestone-every", "3000", "--total-steps", "10000", cwd=tmp_path,
     )  # fmt: skip
     assert command.finish() == 0, command.output
     run = tmp_path / "run"

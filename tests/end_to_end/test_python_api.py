@@ -332,15 +332,17 @@ THE_LINE = '            raise RuntimeError("the bridge is out")'
 @pytest.mark.slow
 def test_an_environment_that_keeps_raising_ends_the_run_with_its_own_traceback(tmp_path):
     text = f"""{IMPORTS}{WALK}{BREAKS}
-sys.exit(train(TrainConfig(env="py:breaks", run_dir="run", workers=2, {SIZES})))
+config = TrainConfig(env="py:breaks", run_dir="run", workers=2, max_worker_restarts=3, {SIZES})
+sys.exit(train(config))
 """
     script = Command.script(text, tmp_path)
     assert script.finish() == 1, script.output
-    for times in range(1, 11):
-        assert f"replaced ({times} of at most 10)" in script.output
-    _, failed, end = script.output.rpartition("failed: Rollout worker")
+    for times in range(1, 4):
+        assert f"({times} of at most 3 in 10 minutes)" in script.output
+    _, failed, end = script.output.rpartition("And the last: Rollout worker")
     assert failed, script.output
-    said, *_, error = end.strip().splitlines()
+    said, *_, error, left = end.strip().splitlines()
+    assert left.startswith("the run has ended; ")
     line = text.splitlines().index(THE_LINE) + 1
     assert f'script.py", line {line}, in step\n    {THE_LINE.strip()}\n' in end
     assert error == "RuntimeError: the bridge is out"

@@ -426,7 +426,7 @@ def test_a_script_without_a_main_guard_trains_and_no_worker_imports_torch(tmp_pa
 def test_an_environment_that_always_raises_ends_the_run_with_its_traceback(tmp_path):
     script = Command.script(SCRIPT.replace("ENV", "raises"), tmp_path)
     assert script.finish() == 1, script.output
-    assert "replaced (2 of at most 2 in 10 minutes)" in script.output
+    assert "(2 of at most 2 in 10 minutes)" in script.output
     assert "failed: More than 2 rollout workers died within 10 minutes" in script.output
     said, last = script.output.strip().splitlines()[-2:]
     assert said == "RuntimeError: the environment is broken in its own way"
