@@ -29,7 +29,7 @@ from fastrl.shm import Closed
 from fastrl.workers.batch import Batch, BatchReader
 from fastrl.workers.diagnosis import diagnose
 from fastrl.workers.formats import choose_dtype
-from fastrl.workers.heap import keep_freed_memory
+from fastrl.workers.heap import HeapCare, keep_freed_memory
 from fastrl.workers.journal import Journal
 from fastrl.workers.learner_start import Built, LearnerStart
 from fastrl.workers.plan import Plan, Start
@@ -240,6 +240,7 @@ def _loop(shared: Shared, learner: Learner, journal: Journal) -> None:
     words = np.zeros(plan.num_slots, np.uint64)
     sources = np.zeros(plan.num_slots, np.uint32)
     governor = ThreadGovernor(plan.learner_threads, plan.cores)
+    heap = HeapCare()
     updated, update_seconds = time.monotonic_ns(), 0.0
     clock.store(Clock.STARTED, time.monotonic_ns())
     while learner.steps < plan.config.total_steps and not control.load(Control.STOP):
@@ -273,6 +274,7 @@ def _loop(shared: Shared, learner: Learner, journal: Journal) -> None:
         if outbox.push_many(workers, groups.astype(np.uint64)) != len(groups):
             raise AssertionError("a returned ring is full; plan.layout sizes it")
         reported = journal.after_update(metrics)
+        heap.after_update()
         if reported and plan.sync and plan.config.stop_at_return is not None:
             _wait_for_judgement(shared, learner.updates_of_this_run)
 

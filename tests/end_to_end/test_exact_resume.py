@@ -73,7 +73,7 @@ def test_killed_at_any_moment_and_resumed_it_gives_the_same_bits(tmp_path, whole
     run, kills = tmp_path / "run", 0
     for _ in range(20):
         train = Command(*RUN, *LENGTH, "--run-dir", "run", "--resume", "auto", cwd=tmp_path)
-        if kills < 4:
+        if kills < 3:
             # In the middle of a save as well: one is due every few hundredths of a second.
             train.wait_for("saved ")
             time.sleep(rng.uniform(0.0, 0.3))  # which moment it hits does not matter
@@ -83,7 +83,7 @@ def test_killed_at_any_moment_and_resumed_it_gives_the_same_bits(tmp_path, whole
             assert train.wait_until_alone(5.0) == {}
         elif train.finish() == 0:
             break
-    assert kills == 4
+    assert kills == 3
     assert_same(end_of(run), end_of(whole))
     assert returns(run) == returns(whole)
 
