@@ -327,6 +327,13 @@ def best_score(run_dir: Path) -> tuple[float | None, list[str]]:
         return None, [f"{error} The next checkpoint with a score takes its place."]
 
 
+def newest_milestone(run_dir: Path) -> int:
+    """Steps of the newest milestone of a run; 0 where there is none."""
+    folder = run_dir / FOLDER
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return max((int(name[1]) for n in names if (name := _MILESTONE.fullmatch(n))), default=0)
+
+
 def put_newer_aside(run_dir: Path, loaded: Path) -> None:
     """Rename the checkpoints that are newer than the one loaded: none of them could be used.
 

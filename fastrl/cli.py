@@ -1,6 +1,6 @@
 """The commands: parse, call, print. No logic of the engine is here; torch is not imported to parse.
 
-Exit codes: 0 done, 1 failed, 2 refused before the start, 130 interrupted, 143 terminated.
+Exit codes: 0 done, 1 failed, 2 refused before the start; interrupted 130, terminated 143 or 129.
 """
 
 from __future__ import annotations

@@ -72,7 +72,8 @@ class RunOptions:
     exact_resume: bool = False
     """In sync: a run that was killed and resumed gives the bits of one that was not. Every
     environment is made anew at each scheduled checkpoint (--save-every in updates), so episodes
-    under way end there uncounted."""
+    under way end there uncounted. Environments that draw from numpy's or Python's global generators
+    are excepted, and so is a run in which a worker died."""
     max_restarts: int = 0
     """Times that the engine goes on from its newest checkpoint by itself after the death of the
     learner, of inference or of what starts the workers."""
@@ -104,8 +105,8 @@ class RolloutOptions:
     """Rollout workers that may die within ten minutes and be replaced; one more ends the run. 0:
     the first one does."""
     env_timeout: float | None = None
-    """Seconds after which a worker inside one step of an environment counts as dead, and is
-    replaced; unset: never. From 10 seconds on the console names it in any case."""
+    """Seconds after which a worker inside one step of a group of environments counts as dead, and
+    is replaced; unset: never. From 10 seconds on the console names it in any case."""
     inference_wait: float | Literal["auto"] = "auto"
     """Milliseconds inference waits for a third of the groups; auto: 10 where processes outnumber
     cores."""

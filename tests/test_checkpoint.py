@@ -377,8 +377,9 @@ def test_milestones_are_the_first_at_or_after_each_multiple(tmp_path):
     for steps in (160, 199, 200, 250, 299, 310, 399, 730, 799):
         saving.save(steps)
     milestones = [int(name[10:22]) for name in saving.names if name.startswith("milestone")]
-    assert milestones == [200, 310, 730]
-    assert saving.names[-1] == "step_000000000799.pt" and len(saving.names) == 4
+    # That of 100 is not there (a kill may have come between): the first one now makes up for it.
+    assert milestones == [160, 200, 310, 730]
+    assert saving.names[-1] == "step_000000000799.pt" and len(saving.names) == 5
 
 
 def test_what_cannot_be_written_is_told_and_the_next_is_tried(tmp_path, monkeypatch):

@@ -44,6 +44,7 @@ TOGETHER_SECONDS = 1.0
 training."""
 
 FAILED = "failed: "
+UNKNOWN = "ended with an unknown exit code"
 NAMES = {
     "rollout": "rollout worker",
     "learner": "learner",
@@ -161,11 +162,25 @@ def _answer(outcome: Outcome, one: Delivered, claimed: set[int]) -> Line | None:
         if line.at < one.at or id(line) in claimed:
             continue
         if one.fault.role == "rollout":
-            if _names(line.text, one) and "replaced" in line.text:
+            named = _names(line.text, one) or (
+                UNKNOWN in line.text and _parent_stopped(outcome, one)
+            )
+            if named and "replaced" in line.text:
                 return line
         elif AGAIN in line.text:
             return line
     return None
+
+
+def _parent_stopped(outcome: Outcome, one: Delivered) -> bool:
+    """Whether the forkserver was stopped when a worker of its died: it alone can know how."""
+    return any(
+        other.fault.role == FORKSERVER
+        and other.fault.signal == "SIGSTOP"
+        and other.at < one.at + TOGETHER_SECONDS
+        and one.at < other.over
+        for other in outcome.delivered
+    )
 
 
 def _judge_end(outcome: Outcome) -> list[str]:

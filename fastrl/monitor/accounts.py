@@ -42,6 +42,10 @@ def return_of(word: int) -> float | None:
     return float(np.array(word ^ _NAN_WORD, np.int64).view(np.float64)) if word else None
 
 
+STOP_AFTER_FAILURE = 2
+"""In `Control.STOP`: the run has failed. With --exact-resume nothing is saved off its schedule."""
+
+
 class Control(IntEnum):
     """Indices into the ``control`` counters."""
 

@@ -85,8 +85,15 @@ class Crew:
                 variables={ENV_VARIABLE: _packed_env(config.env, config.section(EnvOptions))},
             )
         except (EOFError, OSError) as error:
+            for end in (ours, theirs):
+                end.close()
+            crash.close()
             self.raise_if_interrupted()
-            raise self.forkserver_death() from error
+            if start.plan is None or self.forkserver_ended():
+                raise self.forkserver_death() from error
+            raise ProcessDied(
+                f"Rollout worker {start.worker} could not be started: {error or 'no answer'}."
+            ) from error
         theirs.close()
         child = self._enlist(Child("rollout", process, ours, crash, start.worker))
         if start.plan is not None:

@@ -100,7 +100,7 @@ class Journal:
         self._settle(self._reported)
         return self._learner.state()
 
-    def end(self) -> None:
+    def end(self, after_failure: bool = False) -> None:
         """Report what is left and save; raises OSError where the last checkpoint cannot be
         written."""
         learner = self._learner
@@ -108,6 +108,8 @@ class Journal:
             self._report()
         every = anew_every(learner.config)
         if every and learner.updates % every:
+            if after_failure:  # what goes on shall go on from the schedule
+                return
             self._tell(
                 NoticeReport(
                     f"the last checkpoint, after update {learner.updates:,}, is not on the "

@@ -24,7 +24,7 @@ from fastrl.config import TrainConfig
 from fastrl.envs.spec import EnvSpec
 from fastrl.errors import ConfigError, NotFinite
 from fastrl.models.registry import register_models
-from fastrl.monitor.accounts import Clock, Control, return_of
+from fastrl.monitor.accounts import STOP_AFTER_FAILURE, Clock, Control, return_of
 from fastrl.shm import Closed
 from fastrl.workers.batch import Batch, BatchReader
 from fastrl.workers.diagnosis import diagnose
@@ -230,7 +230,7 @@ def run(lines: Lines, fifo: Any) -> None:
     gc.freeze()  # what is there will stay; no collection need look at it
     with contextlib.suppress(Closed):
         _loop(shared, learner, journal)
-    journal.end()
+    journal.end(shared.control.load(Control.STOP) == STOP_AFTER_FAILURE)
 
 
 def _loop(shared: Shared, learner: Learner, journal: Journal) -> None:

@@ -62,14 +62,12 @@ def total_memory(root: Path = ROOT) -> int:
 def oom_kills(root: Path = ROOT) -> int:
     """Processes of this control group that the kernel has killed for lack of memory; 0 where it
     does not count them."""
-    kills = 0
-    for folder in _cgroup_folders(root, "memory"):
-        kills = max(
-            kills,
-            _statistic(folder / "memory.events", "oom_kill"),
+    for folder in _cgroup_folders(root, "memory"):  # its own comes first
+        return max(
+            _statistic(folder / "memory.events.local", "oom_kill"),
             _statistic(folder / "memory.oom_control", "oom_kill"),
         )
-    return kills
+    return 0
 
 
 def has_bf16(root: Path = ROOT) -> bool:

@@ -64,10 +64,18 @@ def be_nice(niceness: int) -> None:
             os.setpriority(os.PRIO_PROCESS, int(thread), min(19, level + niceness))
 
 
+def _do_nothing(number: int, frame: types.FrameType | None) -> None:
+    pass
+
+
 def ignore_stop_signals() -> None:
-    """Leave signals that end a run to main; terminals and service managers send them to all."""
+    """Leave signals that end a run to main; terminals and service managers send them to all.
+
+    By a handler that does nothing: a signal that is ignored stays so in the programs that an
+    environment starts, which it may want to end by SIGTERM.
+    """
     for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, _do_nothing)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
@@ -188,6 +196,7 @@ class Launcher:
         self._spawn = multiprocessing.get_context("spawn")
         self._forkserver = multiprocessing.get_context("forkserver")
         self._forkserver.set_forkserver_preload(["fastrl.workers.preload"])
+        self._forkserver_runs = False
 
     def spawn(self, name: str, target: Callable[..., None], *args: Any) -> Any:
         """Start a process with a fresh interpreter (learner, inference); it may import torch."""
@@ -215,7 +224,8 @@ class Launcher:
         with (
             _hidden_main_module(),
             _current_folder_named(),
-            _stop_signals_blocked(),
+            # Only for the forkserver's own start: later its answer may be long in coming.
+            contextlib.nullcontext() if self._forkserver_runs else _stop_signals_blocked(),
             _environment(
                 **{
                     MAIN_PID_VARIABLE: str(os.getpid()),
@@ -227,6 +237,7 @@ class Launcher:
             ),
         ):
             process.start()
+        self._forkserver_runs = True
         return process
 
 

@@ -99,6 +99,9 @@ class ReportQueue:
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(timeout=2.0)
+            if not self._thread.is_alive():
+                with contextlib.suppress(queue.Empty):
+                    self._received.extend(self.fifo.get_many(block=False))
 
     def close(self) -> None:
         """Release the descriptor, after `stop`; a second call does nothing."""

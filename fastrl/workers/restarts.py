@@ -24,9 +24,9 @@ class Restarts:
     """Deaths within `WINDOW_SECONDS` that a run survives."""
     total: int = 0
     """Deaths since the run began."""
-    _deaths: deque[tuple[float, int]] = field(default_factory=deque)
+    _deaths: deque[tuple[float, int, str]] = field(default_factory=deque)
 
-    def died(self, worker: int, now: float) -> float | None:
+    def died(self, worker: int, now: float, story: str = "") -> float | None:
         """Count a death at `now` (seconds); return the delay before the replacement, None where
         there shall be none."""
         self.total += 1
@@ -34,11 +34,16 @@ class Restarts:
             self._deaths.popleft()
         if len(self._deaths) >= self.most:
             return None
-        before = sum(1 for _, who in self._deaths if who == worker)
-        self._deaths.append((now, worker))
+        before = sum(1 for _, who, _ in self._deaths if who == worker)
+        self._deaths.append((now, worker, story))
         return 0.0 if before == 0 else min(LONGEST_DELAY, FIRST_DELAY * 2 ** (before - 1))
 
     @property
     def recent(self) -> int:
         """Deaths in the window, the last one included."""
         return len(self._deaths)
+
+    @property
+    def first_story(self) -> str:
+        """Of the first death in the window."""
+        return self._deaths[0][2] if self._deaths else ""

@@ -393,12 +393,12 @@ def _loop(worker: RolloutWorker, shared: Shared, start: RolloutStart) -> None:
         clock.add(base + (Clock.WAIT_SLOT if waits_for_slots else Clock.WAIT), waited)
         for word, source in zip(words[:count].tolist(), sources[:count].tolist(), strict=True):
             group = word & GROUP_MASK
-            begin_step(group)
             if source == RETURNED:
                 # A word of the learner only says where to look; the counters decide.
                 if worker.resume(group):
                     push(READY, group)
             elif word >> GENERATION_SHIFT == start.generation:
+                begin_step(group)
                 ready, full = worker.step(group)
                 if full:
                     push(FULL, group)

@@ -41,7 +41,9 @@ class Saver:
         self._tell = tell
         self._last_time = time.monotonic()
         self._best_score = start.best_score
-        self._last_milestone = start.steps
+        # Of the files there are: a process that was killed after it saved has linked nothing.
+        self._linked_score = checkpoint.best_score(run_dir)[0]
+        self._last_milestone = checkpoint.newest_milestone(run_dir)
 
     def save_if_due(self, steps: int, updates: int) -> None:
         """Write a checkpoint after an update if `--save-every` says so: at multiples of its updates
@@ -68,19 +70,19 @@ class Saver:
         self._last_time = time.monotonic()
         self._tell(SavedReport(str(path), error))
         if error is None:
-            if self._keep_best(path, score):
-                self._best_score = state["best_score"]
+            self._best_score = state["best_score"]
+            self._keep_best(path, score)
             self._keep_milestone(path, steps)
         return error
 
-    def _keep_best(self, path: Path, score: float | None) -> bool:
-        """Whether best.pt is what it should be, now that `path` is saved."""
+    def _keep_best(self, path: Path, score: float | None) -> None:
+        """Have best.pt be the checkpoint just saved where it is better than the one it is."""
         if score is None or not self._config.keep_best:
-            return True
+            return
         best = checkpoint.best_path(self._run_dir)
-        if self._best_score is None or score > self._best_score or not best.exists():
-            return self._link(path, best)
-        return True
+        is_better = self._linked_score is None or score > self._linked_score
+        if (is_better or not best.exists()) and self._link(path, best):
+            self._linked_score = score
 
     def _keep_milestone(self, path: Path, steps: int) -> None:
         every = self._config.milestone_every

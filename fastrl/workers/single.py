@@ -64,7 +64,8 @@ def train_in_this_process(folder: RunFolder, console: Console) -> int:
         plan = Plan(config, spec, built.num_params, available_cores(), built.start, started)
         plan.check_memory()
         envs = [make_first_group(config, built.start.rows, generation=0)]
-        stack.callback(_close, envs)
+        close_envs = stack.enter_context(contextlib.ExitStack())
+        close_envs.callback(_close, envs)
         envs += [make_group(config, g, built.start.rows, 0) for g in range(1, plan.num_groups)]
         arena = Arena.create()
         stack.callback(arena.close)
@@ -80,8 +81,11 @@ def train_in_this_process(folder: RunFolder, console: Console) -> int:
         learner = Learner(shared, updater, run.take_report)
         journal = Journal(learner, folder.path, run.take_report)
         inference = Inference(shared, ActingPolicy(spec, config))
+        worker = RolloutWorker(shared, 0, envs)
+        close_envs.pop_all()
+        stack.callback(worker.close)  # which may have made others meanwhile
         try:
-            stopped_by = run.loop(inference, RolloutWorker(shared, 0, envs), learner, journal, stop)
+            stopped_by = run.loop(inference, worker, learner, journal, stop)
         except SystemExit as error:
             raise RuntimeError(f"The environment ended the program: {error!r}.") from error
         except ConfigError as error:

@@ -14,7 +14,7 @@ import time
 from fastrl.envs import registered
 from fastrl.errors import ConfigError
 from fastrl.models.registry import registered_models
-from fastrl.monitor.accounts import CLOCK_SIZE, Clock, Control
+from fastrl.monitor.accounts import CLOCK_SIZE, STOP_AFTER_FAILURE, Clock, Control
 from fastrl.monitor.console import Console, table
 from fastrl.monitor.writer import MetricWriter
 from fastrl.resolve import resolve
@@ -56,7 +56,8 @@ class Supervisor:
         self._crew = Crew()
         self._crew.tell = console.say
         self._restarts = Restarts(folder.config.max_worker_restarts)
-        self._first_death = ""
+        self.opened = False
+        """Whether the folder has been opened: from then on there is something to go on with."""
         self._due: list[tuple[float, RolloutStart]] = []
         """Replacements that are to start at a time.monotonic()."""
         self._stopped_by: str | None = None
@@ -76,7 +77,7 @@ class Supervisor:
             try:
                 shared = self._start(stop, stack, started)
             except Interrupted:
-                self._console.say("interrupted before training began; nothing was saved")
+                self._console.say("interrupted before training began; nothing more was saved")
                 return stop.exit_code
             writer = MetricWriter(self._folder.path, on_error=self._console.say)
             try:
@@ -115,6 +116,7 @@ class Supervisor:
         first.envs = range(plan.config.envs_per_worker)
         plan = place(plan, crew.arena)
         stack.enter_context(open_run_folder(folder, config))
+        self.opened = True
         tell_plan(self._console, folder, plan, built)
         crew.send(first, plan)
         crew.send(learner, plan)
@@ -134,10 +136,12 @@ class Supervisor:
             # Whatever went wrong in main: what has been learned is saved all the same.
             self._stop(shared)
             raise
-        late = self._stop(shared)
+        late = self._stop(shared, failure)
         self._take_reports(shared, record)
         record.finish(self._stopped_by or "failure", self._updates, self._restarts.total)
         if failure is not None:
+            # Who asks for the end shall not be given another start.
+            failure.again = failure.again and stop.number is None
             raise failure
         if late is not None:
             raise ProcessDied(late)
@@ -175,7 +179,9 @@ class Supervisor:
         limit = shared.plan.config.env_timeout
         if limit is None:
             return
-        hung = {slow.worker: slow for slow in watch.busy() if slow.seconds > limit}
+        hung = {
+            slow.worker: slow for slow in watch.busy() if slow.stepping and slow.seconds > limit
+        }
         for child in self._crew.members:
             if child.role == "rollout" and child.worker in hung and not child.has_ended():
                 seconds = hung[child.worker].seconds
@@ -209,17 +215,15 @@ class Supervisor:
             return ProcessDied(story)
         assert child.worker is not None
         most = self._restarts.most
-        delay = self._restarts.died(child.worker, time.monotonic())
+        delay = self._restarts.died(child.worker, time.monotonic(), story)
         if delay is None:
             if most == 0:
                 return ProcessDied(story)
             return ProcessDied(
                 f"More than {most} rollout workers died within {WINDOW_SECONDS / 60:g} minutes "
-                f"(--max-worker-restarts). The first of them: {self._first_death}\n"
+                f"(--max-worker-restarts). The first of them: {self._restarts.first_story}\n"
                 f"And the last: {story}"
             )
-        if self._restarts.recent == 1:
-            self._first_death = story
         first_line, _, traceback = story.partition("\n")
         when = f"replaced in {delay:g} s" if delay else "replaced"
         self._console.say(
@@ -237,6 +241,9 @@ class Supervisor:
         """
         assert child.worker is not None
         began = shared.rollout_clock.load(child.worker * CLOCK_SIZE + Clock.STARTED) > 0
+        if not began and shared.generation.load(child.worker) > 0:
+            # Its predecessors could begin: what keeps this one from it may pass.
+            return False
         return child.exit_code() == 2 or (child.exit_code() == 1 and not began)
 
     def _replace(self, shared: Shared, child: Child, delay: float) -> None:
@@ -258,7 +265,8 @@ class Supervisor:
         ready = [start for due, start in self._due if due <= now]
         self._due = [(due, start) for due, start in self._due if due > now]
         for start in ready:
-            self._crew.launch_rollout(start)
+            with contextlib.suppress(Interrupted):  # seen in the next round
+                self._crew.launch_rollout(start)
 
     def _take_reports(self, shared: Shared, record: Record) -> None:
         for report in self._crew.reports.drain():
@@ -284,10 +292,10 @@ class Supervisor:
             shared.control.store(Control.STOP, 1)
         shared.control.store(Control.JUDGED, through)
 
-    def _stop(self, shared: Shared) -> str | None:
+    def _stop(self, shared: Shared, failure: ProcessDied | None = None) -> str | None:
         """Let the learner finish and save, then everyone close; return the story of one that
         failed."""
-        shared.control.store(Control.STOP, 1)
+        shared.control.store(Control.STOP, 1 if failure is None else STOP_AFTER_FAILURE)
         shared.close()
         crew, began = self._crew, time.monotonic()
         learner = [child for child in crew.members if child.role == "learner"]
@@ -303,7 +311,7 @@ class Supervisor:
                 f"killed after {time.monotonic() - began:.0f} s without an end: {late}"
             )
         for child in others:
-            if child.has_ended() and child.exit_code() not in (0, None):
+            if failure is None and child.has_ended() and child.exit_code() not in (0, None):
                 self._console.say(child.story())
         crew.kill()
         crew.wait_for_end(crew.members, STOP_SECONDS)

@@ -12,9 +12,11 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Collection
+from typing import Literal
 
 from fastrl.checkpoint import find_checkpoints
 from fastrl.config import TrainConfig
+from fastrl.config_file import CONFIG_FILE
 from fastrl.errors import ConfigError
 from fastrl.monitor.console import Console
 from fastrl.option_types import as_declared
@@ -47,17 +49,18 @@ def start_training(config: TrainConfig, given: Collection[str]) -> int:
             from fastrl.workers.single import train_in_this_process  # imports torch
 
             return train_in_this_process(folder, console)
-        return _supervise(folder, console)
+        return _supervise(folder, console, given)
     finally:
         console.close()
 
 
-def _supervise(folder: RunFolder, console: Console) -> int:
+def _supervise(folder: RunFolder, console: Console, given: Collection[str]) -> int:
     """Run the engine, and again from its newest checkpoint as often as `--max-restarts` allows."""
-    most, restarts = folder.config.max_restarts, 0
+    most, restarts, opened = folder.config.max_restarts, 0, False
     while True:
+        supervisor = Supervisor(folder, console)
         try:
-            return Supervisor(folder, console).run()
+            return supervisor.run()
         except ProcessDied as death:
             if not death.again or restarts >= most:
                 console.say(f"failed: {death}\n{what_is_left(folder)}")
@@ -70,8 +73,17 @@ def _supervise(folder: RunFolder, console: Console) -> int:
             return 1
         restarts += 1
         console.say(f"the engine is started again ({restarts} of at most {most}, --max-restarts)")
-        config = dataclasses.replace(folder.config, run_dir=folder.path, resume="auto")
-        folder = choose_run_folder(config, ())
+        opened = opened or supervisor.opened
+        if not opened:  # it did not come as far as its folder: the same once more
+            continue
+        # Never begun anew where there was something to go on from.
+        resume: Literal["auto", "must"] = "auto" if (folder.path / CONFIG_FILE).exists() else "must"
+        config = dataclasses.replace(folder.config, run_dir=folder.path, resume=resume)
+        try:
+            folder = choose_run_folder(config, ())
+        except ConfigError as refusal:
+            console.say(f"failed: the run could not go on: {refusal}")
+            return 1
 
 
 def what_is_left(folder: RunFolder) -> str:

@@ -16,6 +16,12 @@ from fastrl.workers.shared import Shared
 SLOW_SECONDS = 10.0
 """Age at which a group's step is named; then again at each doubling of it."""
 
+UNSEEN_SECONDS = 2.0
+"""Without a look of main's, which looks four times a second."""
+
+SLOW_START_SECONDS = 60.0
+"""Age of a start at which workers that are still starting are named; then at each doubling."""
+
 STILL_SECONDS = 30.0
 """Time without a sampled or learned step after which the console says who does what."""
 
@@ -27,6 +33,8 @@ class Slow:
     worker: int
     group: int
     seconds: float
+    stepping: bool
+    """Not in its first reset, which plays --stagger steps as well."""
 
 
 class Watch:
@@ -39,14 +47,27 @@ class Watch:
         self._counts = (-1, -1)
         self._moved = time.monotonic()
         self._next_still = STILL_SECONDS
+        self._looked, self._floor = time.monotonic_ns(), 0
+        """Of the last look; and before what no time counts, since main was stopped itself."""
+        self._starting: dict[int, float] = {}
+        """When a worker was first seen to be starting."""
+        self._next_starting = SLOW_START_SECONDS
 
     def busy(self) -> Iterator[Slow]:
-        """Every group that is inside a step right now."""
+        """Every group that is inside a step right now.
+
+        Time in which main did not look does not count: the whole run was stopped (Ctrl-Z), or the
+        machine.
+        """
         clocks = self._shared.rollout_clock.snapshot().reshape(-1, CLOCK_SIZE)
         now = time.monotonic_ns()
+        if now - self._looked > UNSEEN_SECONDS * 1e9:
+            self._floor = now
+        self._looked = now
         for worker, clock in enumerate(clocks):
             if since := int(clock[Clock.BUSY_SINCE]):
-                yield Slow(worker, int(clock[Clock.BUSY_GROUP]), (now - since) * 1e-9)
+                age = (now - max(since, self._floor)) * 1e-9
+                yield Slow(worker, int(clock[Clock.BUSY_GROUP]), age, clock[Clock.STARTED] > 0)
 
     def lines(self) -> Iterator[str]:
         """What there is to say now; each step is named at 10 s, 20 s, 40 s ..."""
@@ -59,7 +80,30 @@ class Watch:
                 continue
             self._named[slow.worker] = (since, 2 * max(SLOW_SECONDS, slow.seconds))
             yield self._describe(slow)
+        yield from self._slow_starts()
         yield from self._standstill()
+
+    def _slow_starts(self) -> Iterator[str]:
+        clocks = self._shared.rollout_clock.snapshot().reshape(-1, CLOCK_SIZE)
+        now = time.monotonic()
+        for worker, clock in enumerate(clocks):
+            if clock[Clock.STARTED]:
+                self._starting.pop(worker, None)
+            else:
+                self._starting.setdefault(worker, now)
+        if not self._starting:
+            self._next_starting = SLOW_START_SECONDS
+            return
+        age = now - min(self._starting.values())
+        if age < self._next_starting:
+            return
+        self._next_starting = 2 * age
+        few = ", ".join(map(str, sorted(self._starting)[:8]))
+        more = " ..." if len(self._starting) > 8 else ""
+        yield (
+            f"{len(self._starting)} of {len(clocks)} rollout workers are constructing or resetting "
+            f"their environments, the longest for {age:.0f} s: {few}{more}"
+        )
 
     def _describe(self, slow: Slow) -> str:
         E = self._shared.plan.envs_per_group
@@ -71,6 +115,11 @@ class Watch:
             if timeout is None
             else f"it is replaced after {timeout:g} s"
         )
+        if not slow.stepping:
+            return (
+                f"rollout worker {slow.worker} has been in the first reset of {which} for "
+                f"{slow.seconds:.0f} s"
+            )
         return (
             f"rollout worker {slow.worker} has been inside one step of {which} for "
             f"{slow.seconds:.0f} s; {then}"

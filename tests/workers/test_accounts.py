@@ -189,7 +189,7 @@ def test_every_row_is_accounted_for_at_whatever_line_a_process_dies(tmp_path, gr
         epochs=1,
     )
     books = Books(tmp_path, shared, learner)
-    rng = np.random.default_rng(4)
+    rng = np.random.default_rng(7)  # with which every kind of end comes up
     inbox = Inbox(shared, learner, rng)
     shared.rollout_inbox = lambda worker: inbox
 

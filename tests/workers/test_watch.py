@@ -25,6 +25,7 @@ def shared():
 
 def begin_step(shared: Shared, worker: int, group: int, ago: float) -> None:
     base = worker * CLOCK_SIZE
+    shared.rollout_clock.store(base + Clock.STARTED, 1)
     shared.rollout_clock.store(base + Clock.BUSY_GROUP, group)
     shared.rollout_clock.store(base + Clock.BUSY_SINCE, time.monotonic_ns() - int(ago * 1e9))
 
@@ -64,3 +65,27 @@ def test_a_standstill_is_told_and_progress_ends_it(shared, monkeypatch):
     assert "2 of 2 rollout workers are starting" in line
     shared.control.store(Control.STEPS, 1)
     assert list(watch.lines()) == []
+
+
+def test_time_in_which_main_was_stopped_itself_does_not_count(shared, monkeypatch):
+    """Ctrl-Z and fg, or a machine that slept: everyone stood still."""
+    watch = Watch(shared)
+    begin_step(shared, 1, 2, ago=1.0)
+    (before,) = watch.busy()
+    later = time.monotonic_ns() + int(60e9)
+    monkeypatch.setattr(module.time, "monotonic_ns", lambda: later)
+    (after,) = watch.busy()
+    assert before.seconds < 5 and after.seconds < 5
+
+
+def test_a_start_that_takes_long_is_told_and_is_no_step(shared, monkeypatch):
+    monkeypatch.setattr(module, "SLOW_START_SECONDS", 0.05)
+    watch = Watch(shared)
+    assert list(watch.lines()) == []
+    watch._next_starting = 0.05
+    time.sleep(0.06)
+    (line,) = watch.lines()
+    assert line.startswith("2 of 2 rollout workers are constructing or resetting")
+    shared.rollout_clock.store(Clock.BUSY_SINCE, time.monotonic_ns() - int(30e9))
+    (slow,) = watch.busy()
+    assert not slow.stepping, "--env-timeout is for steps"
