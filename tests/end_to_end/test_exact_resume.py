@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 import signal
 import time
@@ -103,6 +105,21 @@ def test_without_it_a_resumed_run_goes_another_way(tmp_path, whole):
     train = Command("--run-dir", "run", "--resume", "must", *LENGTH, cwd=tmp_path)
     assert train.finish() == 0, train.output
     assert returns(tmp_path / "run") != returns(whole)
+
+
+def test_an_engine_that_failed_goes_on_from_the_schedule(tmp_path, whole):
+    """Inference dies: what the learner has beyond its last scheduled checkpoint is not saved."""
+    train = Command(*RUN, *LENGTH, "--run-dir", "run", "--max-restarts", "1", cwd=tmp_path)
+    train.wait_for("saved ")
+    for pid in train.family():
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text().strip() == "fastrl-infer":
+                os.kill(pid, signal.SIGKILL)
+    assert train.finish() == 0, train.output
+    assert "the engine is started again" in train.output
+    assert "this run is another one" not in train.output
+    assert_same(end_of(tmp_path / "run"), end_of(whole))
+    assert returns(tmp_path / "run") == returns(whole)
 
 
 def test_a_checkpoint_off_the_schedule_says_so(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -79,6 +80,27 @@ def test_more_deaths_than_allowed_end_the_run_and_say_how_to_go_on(tmp_path):
     last = train.output.strip().splitlines()[-1]
     assert last.startswith("the run has ended; its newest checkpoint is ")
     assert last.endswith("fastrl-train --run-dir run --resume must")
+
+
+def test_a_run_whose_folder_is_gone_is_not_begun_anew(tmp_path):
+    train = Command(*CARTPOLE, "--save-every", "1s", "--max-restarts", "1", cwd=tmp_path)
+    train.wait_for("saved ")
+    shutil.rmtree(tmp_path / "run")
+    os.kill(pid_of(train, "fastrl-learn"), signal.SIGKILL)
+    assert train.finish() == 1, train.output
+    assert "failed: the run could not go on: --run-dir run does not exist" in train.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_stop_of_everyone_is_no_time_inside_a_step(tmp_path):
+    """Ctrl-Z, and later fg."""
+    train = Command(*CARTPOLE, "--env-timeout", "2", "--total-steps", "60000", cwd=tmp_path)
+    train.wait_for("all 2 workers step")
+    os.killpg(train.process.pid, signal.SIGSTOP)
+    time.sleep(4)
+    os.killpg(train.process.pid, signal.SIGCONT)
+    assert train.finish() == 0, train.output
+    assert "env-timeout" not in train.output
 
 
 def test_output_that_nobody_reads_stops_nothing(tmp_path):
