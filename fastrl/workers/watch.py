@@ -1,4 +1,4 @@
-"""Who is slow: groups that have been inside one step for long, and an engine that stands still.
+"""Who is slow: groups inside one step for long, starts that take long, an engine that stands still.
 
 Rollout processes write when they began what they are doing; main looks now and then. Nothing is
 ended here because a machine is slow: only `--env-timeout` does that, where the user has set it.
@@ -28,7 +28,7 @@ STILL_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Slow:
-    """A group that has been inside one step (or its first reset) for some time."""
+    """A group that has been inside one step, or its first reset, for some time."""
 
     worker: int
     group: int
@@ -72,7 +72,8 @@ class Watch:
     def lines(self) -> Iterator[str]:
         """What there is to say now; each step is named at 10 s, 20 s, 40 s ..."""
         for slow in self.busy():
-            if slow.seconds < SLOW_SECONDS:
+            # First resets take long where many workers start at once; see `_slow_starts`.
+            if slow.seconds < SLOW_SECONDS or not slow.stepping:
                 continue
             since = self._shared.rollout_clock.load(slow.worker * CLOCK_SIZE + Clock.BUSY_SINCE)
             began, due = self._named.get(slow.worker, (0, 0.0))
@@ -115,11 +116,6 @@ class Watch:
             if timeout is None
             else f"it is replaced after {timeout:g} s"
         )
-        if not slow.stepping:
-            return (
-                f"rollout worker {slow.worker} has been in the first reset of {which} for "
-                f"{slow.seconds:.0f} s"
-            )
         return (
             f"rollout worker {slow.worker} has been inside one step of {which} for "
             f"{slow.seconds:.0f} s; {then}"

@@ -89,3 +89,4 @@ def test_a_start_that_takes_long_is_told_and_is_no_step(shared, monkeypatch):
     shared.rollout_clock.store(Clock.BUSY_SINCE, time.monotonic_ns() - int(30e9))
     (slow,) = watch.busy()
     assert not slow.stepping, "--env-timeout is for steps"
+    assert list(watch.lines()) == [], "64 workers that start on two cores are no news"
