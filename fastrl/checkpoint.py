@@ -31,7 +31,7 @@ from typing import Any
 
 from fastrl.errors import ConfigError
 
-FORMAT = 3
+FORMAT = 4
 FOLDER = "checkpoints"
 BEST = "best.pt"
 """Another name of the checkpoint with the highest score so far."""

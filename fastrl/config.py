@@ -128,8 +128,10 @@ class LearnOptions:
     """Optimiser steps per epoch over a batch."""
     epochs: int = UNSET
     """Passes over each batch."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """rmsprop is TensorFlow's, as IMPALA was published with: epsilon inside the root."""
     learning_rate: float = UNSET
-    """Adam's step size at the start."""
+    """The optimizer's step size at the start."""
     lr_schedule: Literal["constant", "linear", "kl"] = UNSET
     """linear: falls to 0 at total_steps. kl: after each batch it rises or falls so that the policy
     moves by about --target-kl."""
@@ -137,6 +139,12 @@ class LearnOptions:
     """Of --lr-schedule kl: how far a batch should move the policy, in nats."""
     adam_eps: float = 1e-5
     """Adam's epsilon."""
+    rmsprop_eps: float = 0.1
+    """RMSProp's epsilon, inside the root."""
+    rmsprop_decay: float = 0.99
+    """RMSProp's decay of the mean of squares."""
+    momentum: float = 0.0
+    """RMSProp's momentum."""
     max_grad_norm: float = UNSET
     """Gradients are scaled down to this global norm."""
     gamma: float = 0.99
@@ -280,6 +288,9 @@ _RANGES: list[tuple[str, float, bool, float]] = [
     ("learning_rate", 0, True, 10),
     ("target_kl", 0, False, 1e3),
     ("adam_eps", 0, False, 1),
+    ("rmsprop_eps", 0, False, 1e3),
+    ("rmsprop_decay", 0, True, 1),
+    ("momentum", 0, True, 1),
     ("max_grad_norm", 0, False, 1e9),
     ("gamma", 0, True, 1),
     ("gae_lambda", 0, True, 1),

@@ -31,7 +31,8 @@ class Terminal:
         """Write to `descriptor`, which stays open."""
         self._descriptor = descriptor
         self._encoding = encoding
-        self._texts: queue.Queue[str | None] = queue.Queue(MOST_LINES)
+        self._texts: queue.Queue[tuple[int, str | None]] = queue.Queue(MOST_LINES)
+        """Each with the number of texts dropped just before it; None is the end."""
         self._dropped = 0
         self._gone = False
         self._thread = threading.Thread(target=self._write_all, name="fastrl-console", daemon=True)
@@ -54,16 +55,19 @@ class Terminal:
     def put(self, text: str) -> None:
         """Have a text written; never waits."""
         try:
-            self._texts.put_nowait(text)
+            self._texts.put_nowait((self._dropped, text))
+            self._dropped = 0
         except queue.Full:
             self._dropped += 1
 
     def _write_all(self) -> None:
-        while (text := self._texts.get()) is not None:
-            dropped, self._dropped = self._dropped, 0
+        text: str | None = ""
+        while text is not None:
+            dropped, text = self._texts.get()
             if dropped:
                 self._write(f"({dropped} lines were not shown: the terminal did not take them)\n")
-            self._write(text)
+            if text:
+                self._write(text)
 
     def _write(self, text: str) -> None:
         if self._gone:
@@ -83,7 +87,7 @@ class Terminal:
     def close(self) -> None:
         """Write what waits, for `LAST_SECONDS` at most."""
         try:
-            self._texts.put(None, timeout=LAST_SECONDS)
+            self._texts.put((self._dropped, None), timeout=LAST_SECONDS)
         except queue.Full:
             return
         self._thread.join(LAST_SECONDS)

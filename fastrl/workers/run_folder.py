@@ -191,7 +191,7 @@ def _check_resolved(stored: TrainConfig, source: Path) -> None:
 
 # What the weights, the optimiser and the random numbers of a run hang on.
 _FIXED = (
-    "env", "seed", "init_from", "preset",
+    "env", "seed", "init_from", "preset", "optimizer",
     *(field.name for field in dataclasses.fields(ModelConfig)),
     *(field.name for field in dataclasses.fields(EnvOptions)),
 )  # fmt: skip

@@ -29,6 +29,7 @@ from fastrl.algo.moments import (
     no_moments,
     no_returns,
 )
+from fastrl.algo.optimizers import Adam, Optimizer, RMSProp
 from fastrl.algo.schedules import adapt_learning_rate
 from fastrl.algo.vtrace import vtrace_appo
 from fastrl.config import TrainConfig
@@ -71,9 +72,7 @@ class Updater:
         self._flat = FlatParameters(self.network)
         # On the device: a schedule that looks at the policy must not have the host wait for it.
         self._learning_rate = torch.tensor(float(config.learning_rate), device=self._device)
-        self._optimizer = torch.optim.Adam(
-            [self._flat.parameter], lr=self._learning_rate, eps=config.adam_eps, fused=True
-        )
+        self._optimizer = _optimizer(config, self._flat.data)
         self.chunk_rows = chunk_rows(spec)
         self._normalizers = self.network.encoder.normalizers
         self._moments = {key: no_moments(spec.observation[key].shape) for key in self._normalizers}
@@ -100,8 +99,12 @@ class Updater:
             "model": {
                 name: value.cpu().clone() for name, value in self.network.state_dict().items()
             },
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": {
+                name: value.cpu() if isinstance(value, Tensor) else value
+                for name, value in self._optimizer.state().items()
+            },
             "learning_rate": self._config.learning_rate,
+            "present_rate": float(self._learning_rate),
             "moments": {key: moments._asdict() for key, moments in self._moments.items()},
             "return_moments": self._return_moments._asdict(),
         }
@@ -123,11 +126,9 @@ class Updater:
         The rate that a schedule has come to stays, unless the run now begins with another one.
         """
         # The optimiser first: what does not fit must leave the weights alone.
-        self._optimizer.load_state_dict(state["optimizer"])
-        (group,) = self._optimizer.param_groups
+        self._optimizer.load_state(state["optimizer"])
         if state["learning_rate"] == self._config.learning_rate:
-            self._learning_rate.copy_(torch.as_tensor(group["lr"]))
-        group["lr"], group["eps"] = self._learning_rate, self._config.adam_eps
+            self._learning_rate.fill_(state["present_rate"])
         self.load_weights(state)
 
     def update(
@@ -259,9 +260,7 @@ class Updater:
         skipped = ~(found.terms.loss.detach().isfinite() & grad_norm.isfinite())
         # As torch's clip_grad_norm_, on the one tensor there is.
         self._flat.grad.mul_((config.max_grad_norm / (grad_norm + 1e-6)).clamp(max=1.0))
-        # As torch's GradScaler has a fused optimiser skip a step.
-        self._optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]
-        self._optimizer.step()
+        self._optimizer.step(self._flat.grad, self._learning_rate, skipped)
         self._skipped.append(skipped)
         self._targets.append((found.returns.vs, ~(found.ignored | skipped)))
         return torch.stack(
@@ -371,6 +370,12 @@ class Updater:
         if self._config.dtype == "bf16":
             return torch.autocast(self._device.type, torch.bfloat16)
         return contextlib.nullcontext()
+
+
+def _optimizer(config: TrainConfig, parameter: Tensor) -> Optimizer:
+    if config.optimizer == "rmsprop":
+        return RMSProp(parameter, config.rmsprop_eps, config.rmsprop_decay, config.momentum)
+    return Adam(parameter, config.adam_eps)
 
 
 METRICS = {

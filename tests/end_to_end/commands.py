@@ -16,7 +16,7 @@ HANG = 120.0  # seconds; far above what any of these runs takes
 
 TINY = [
     "--workers", "2", "--envs-per-worker", "8", "--rollout-length", "8", "--minibatches", "2",
-    "--log-every", "0.5",
+    "--epochs", "1", "--log-every", "0.5",
 ]  # fmt: skip
 
 

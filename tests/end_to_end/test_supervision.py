@@ -94,7 +94,7 @@ def test_a_run_whose_folder_is_gone_is_not_begun_anew(tmp_path):
 
 def test_a_stop_of_everyone_is_no_time_inside_a_step(tmp_path):
     """Ctrl-Z, and later fg."""
-    train = Command(*CARTPOLE, "--env-timeout", "2", "--total-steps", "60000", cwd=tmp_path)
+    train = Command(*CARTPOLE, "--env-timeout", "2", "--total-steps", "40000", cwd=tmp_path)
     train.wait_for("all 2 workers step")
     os.killpg(train.process.pid, signal.SIGSTOP)
     time.sleep(4)
@@ -125,7 +125,7 @@ def test_output_that_nobody_reads_stops_nothing(tmp_path):
 
 
 def test_memory_of_each_role_is_a_metric(tmp_path):
-    train = Command(*CARTPOLE, "--total-steps", "60000", cwd=tmp_path)
+    train = Command(*CARTPOLE, "--total-steps", "30000", cwd=tmp_path)
     assert train.finish() == 0, train.output
     found = [record for record in records(tmp_path / "run") if "memory/learner_mb" in record]
     assert found

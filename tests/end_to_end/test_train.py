@@ -248,7 +248,7 @@ def test_the_accounts_hold_wherever_a_worker_is_killed(tmp_path):
         train = Command(
             "--env", "envpool:CartPole-v1", "--run-dir", f"run{run}", *TINY,
             "--total-steps", "30000", "--max-policy-lag", rng.choice(["0", "1", "8"]),
-            "--publish", rng.choice(["batch", "step"]), "--epochs", "1",
+            "--publish", rng.choice(["batch", "step"]),
             cwd=tmp_path,
         )  # fmt: skip
         train.wait_for("all 2 workers step")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -49,6 +50,30 @@ def test_what_was_dropped_is_said_once_the_reader_is_back():
         text += os.read(reader, 4096)
         terminal.put("later\n")
     assert b"lines were not shown" in text
+    os.close(reader)
+
+
+def test_what_was_dropped_is_said_in_its_place():
+    reader, writer = small_pipe()
+    terminal = Terminal(writer)
+    for number in range(MOST_LINES + 500):
+        terminal.put(f"line {number:04} {'x' * 20}\n")
+    os.set_blocking(reader, False)
+    text = b""
+    deadline = time.monotonic() + 30
+    while b"last" not in text and time.monotonic() < deadline:
+        with contextlib.suppress(BlockingIOError):
+            text += os.read(reader, 4096)
+        terminal.put("last\n")
+    assert b"last" in text
+    expected = 0
+    for line in text.decode().split("last")[0].splitlines():
+        if line.startswith("("):
+            expected += int(line[1:].split()[0])
+        else:
+            assert int(line.split()[1]) == expected
+            expected += 1
+    assert expected >= MOST_LINES + 500  # a "last" that came too early is counted too
     os.close(reader)
 
 

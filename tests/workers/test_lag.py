@@ -179,11 +179,21 @@ def test_lag_is_counted_by_row_whatever_the_order_of_steps_and_batches(publish, 
     assert min(trained, masked) > 0
 
 
+def after_each_step(updater, act):
+    step = updater._optimizer.step
+
+    def step_and_act(*arguments):
+        step(*arguments)
+        act()
+
+    updater._optimizer.step = step_and_act
+
+
 def test_every_optimiser_step_publishes_and_the_last_one_with_the_new_statistics():
     engine = acting_engine("step")
     updater, published = engine.updater, engine.published
     steps = []
-    updater._optimizer.register_step_post_hook(lambda *_: steps.append(published.newest))
+    after_each_step(updater, lambda: steps.append(published.newest))
     network = updater.network
     flat = FlatParameters(new_network(engine))
     learned = np.zeros(flat.num_floats, bool)
@@ -219,7 +229,7 @@ def test_every_optimiser_step_publishes_and_the_last_one_with_the_new_statistics
 def test_a_minibatch_without_a_kept_row_makes_no_version():
     engine = acting_engine("step", max_policy_lag=0)
     steps = []
-    engine.updater._optimizer.register_step_post_hook(lambda *_: steps.append(None))
+    after_each_step(engine.updater, lambda: steps.append(None))
     engine.fill(0)
     engine.shared.version[0, :, 1] = 0  # one of three columns, each a minibatch
     engine.train_oldest(0)

@@ -48,10 +48,10 @@ def fill(engine: Engine) -> np.ndarray:
 
 def optimiser_state(engine: Engine) -> list[np.ndarray]:
     """Weights, both moments and the count of steps, as copies."""
-    state = engine.updater._optimizer.state[engine.updater._flat.parameter]
+    state = engine.updater._optimizer.state()
     return [
         engine.updater.flat_numpy().copy(),
-        *(state[name].numpy().copy() for name in ("exp_avg", "exp_avg_sq", "step")),
+        *(state[name].numpy().copy() for name in ("exp_avg", "exp_avg_sq", "steps")),
     ]
 
 
