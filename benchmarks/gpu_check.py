@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastrl.algo.losses import appo_loss, impala_loss
+from fastrl.algo.appo import appo_loss
+from fastrl.algo.impala import impala_loss
 from fastrl.algo.vtrace import vtrace_appo, vtrace_impala
 from fastrl.bench.engine_run import EngineFailed, command_line
 from fastrl.bench.records import read_records

@@ -42,7 +42,9 @@ _TRAILER_BYTES = len(MAGIC) + hashlib.sha256().digest_size
 _NAME = re.compile(r"step_(\d{12})\.pt")
 _MILESTONE = re.compile(r"milestone_(\d{12})\.pt")
 # Outside the patterns above until it is complete and on the disk; the number is its writer's pid.
-_PARTIAL = re.compile(r"\.(?:step_\d{12}|milestone_\d{12}|best)\.pt\.(\d{1,9})\.partial")
+_PARTIAL = re.compile(
+    r"\.(?:step_\d{12}|milestone_\d{12}|evaluate_\d{12}|best)\.pt\.(\d{1,9})\.partial"
+)
 
 
 def checkpoint_path(run_dir: Path, steps: int) -> Path:
@@ -53,6 +55,11 @@ def checkpoint_path(run_dir: Path, steps: int) -> Path:
 def best_path(run_dir: Path) -> Path:
     """Path of the checkpoint with the highest score."""
     return run_dir / FOLDER / BEST
+
+
+def evaluation_path(run_dir: Path, steps: int) -> Path:
+    """Path of a policy that waits to be evaluated: none of the run's checkpoints."""
+    return run_dir / FOLDER / f"evaluate_{steps:012d}.pt"
 
 
 def milestone_path(run_dir: Path, steps: int) -> Path:
@@ -120,19 +127,10 @@ def save(run_dir: Path, steps: int, state: dict[str, Any], keep: int | None = No
     Raises OSError where it cannot be written (a full disk, a folder that is gone); then nothing is
     left of it, and the older ones are as they were.
     """
-    import torch
-
-    # In memory first: torch's own writer covers the OSError of a full disk with a RuntimeError.
-    content = io.BytesIO()
-    torch.save({"format": FORMAT, "steps": steps, **state}, content)
     path = checkpoint_path(run_dir, steps)
     path.parent.mkdir(exist_ok=True)
     _remove_partial(path.parent)
-    with _replacing(path) as temporary, temporary.open("wb") as file:
-        file.write(content.getbuffer())
-        file.write(trailer(content.getbuffer()))
-        file.flush()
-        os.fsync(file.fileno())
+    write(path, steps, state)
     if keep is not None:
         for old in [p for p in find_checkpoints(run_dir) if _NAME.fullmatch(p.name)][:-keep]:
             if old != path:
@@ -140,6 +138,21 @@ def save(run_dir: Path, steps: int, state: dict[str, Any], keep: int | None = No
                 with contextlib.suppress(OSError):
                     old.unlink()
     return path
+
+
+def write(path: Path, steps: int, state: dict[str, Any]) -> None:
+    """Write what `load` reads, so that a reader sees all of it or nothing; raises as `save`."""
+    import torch
+
+    # In memory first: torch's own writer covers the OSError of a full disk with a RuntimeError.
+    content = io.BytesIO()
+    torch.save({**state, "format": FORMAT, "steps": steps}, content)
+    path.parent.mkdir(exist_ok=True)
+    with _replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(content.getbuffer())
+        file.write(trailer(content.getbuffer()))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def trailer(content: bytes | memoryview) -> bytes:

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 refused before the start; interrupted 130, termi
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +52,8 @@ class EvalOptions:
     run: tyro.conf.Positional[Path]
     """The run's folder."""
     episodes: int = 100
-    """Episodes to play, spread evenly over up to 16 environments (the first ones of each)."""
+    """Episodes to play, spread evenly over up to 128 environments (the first ones of each, so that
+    short ones are not preferred)."""
     seed: int | None = None
     """Seed of the environments and the sampled actions; drawn if unset."""
     greedy: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -59,6 +61,8 @@ class EvalOptions:
     checkpoint: str = "newest"
     """newest (that can be read), best (the highest mean return of 100 episodes in training), or the
     path of a file."""
+    json: Path | None = None
+    """Write the result there as well, with the return of each episode."""
 
 
 def eval_main(arguments: Sequence[str] | None = None) -> int:
@@ -66,12 +70,16 @@ def eval_main(arguments: Sequence[str] | None = None) -> int:
     try:
         parsed = parse(described(EvalOptions), "fastrl-eval", arguments, [EvalOptions])
         options = declared_as(EvalOptions, parsed)
+        from fastrl.bench.report import check_outputs, write_text
         from fastrl.evaluate import evaluate
 
+        check_outputs(options.json, None)
         result = evaluate(
             options.run, options.episodes, options.seed, options.greedy, options.checkpoint
         )
         print(result.describe(), flush=True)
+        if options.json is not None:
+            write_text(options.json, json.dumps(result.as_json(), indent=1) + "\n")
     except ConfigError as error:
         print(f"fastrl-eval: {error}", file=sys.stderr)
         return 2

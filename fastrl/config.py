@@ -14,9 +14,7 @@ import dataclasses
 import math
 import re
 import secrets
-import tomllib
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +23,7 @@ from fastrl.errors import ConfigError
 from fastrl.models.config import MAX_WIDTH, ModelConfig, check_cnn
 from fastrl.models.registry import model_builder
 from fastrl.option_types import as_declared, flag_of, shown
+from fastrl.preset import load_preset
 
 UNSET: Any = None
 """The value of an option that the preset (or the size of the run) decides when the user does
@@ -49,9 +48,9 @@ class RunOptions:
     unset."""
     mode: Literal["async", "sync"] = UNSET
     """async: collect while learning. sync: collect, then learn; equal seeds give equal bits.
-    Default async, and sync with --workers 0."""
+    Default async, and sync with --workers 0 and for ppo."""
     preset: str = UNSET
-    """Name of the preset; by default chosen by the kind of observation (see the printed plan)."""
+    """Name of the preset; by default chosen by the environment (see the printed plan)."""
     run_dir: Path = UNSET
     """The run's own folder; default runs/<env>/<date-time>-<seed>."""
     resume: Literal["never", "auto", "must"] = "never"
@@ -64,11 +63,17 @@ class RunOptions:
     keep: int = 3
     """Newest checkpoints that are kept; older ones are removed, but for the best and milestones."""
     keep_best: bool = True
-    """Keep the checkpoint whose mean return of the last 100 episodes was the highest, as
-    checkpoints/best.pt."""
+    """Keep the checkpoint whose mean return of the last 100 episodes was the highest (with
+    --eval-every the one that was evaluated best), as checkpoints/best.pt."""
     milestone_every: int | None = None
     """Steps between checkpoints that are kept for ever (the first one taken at or after each
     multiple), as checkpoints/milestone_STEPS.pt; unset: none."""
+    eval_every: int | None = None
+    """Steps between evaluations, each in environments of its own, in a process of its own: their
+    returns are the curve eval/episodic_return, and best.pt is the best of these policies. Unset:
+    none."""
+    eval_episodes: int = 32
+    """Episodes of each of these evaluations."""
     exact_resume: bool = False
     """In sync: a run that was killed and resumed gives the bits of one that was not. Every
     environment is made anew at each scheduled checkpoint (--save-every in updates), so episodes
@@ -119,8 +124,11 @@ class RolloutOptions:
 
 @dataclass(frozen=True)
 class LearnOptions:
-    """The algorithm: V-trace with the clipped surrogate of PPO."""
+    """The algorithm and its coefficients."""
 
+    algorithm: Literal["appo", "impala", "ppo"] = "appo"
+    """appo: V-trace with the clipped surrogate of PPO. impala: V-trace's policy gradient, without
+    --clip and --normalize-advantage. ppo: GAE once per batch; it implies --mode sync."""
     batch_size: int = UNSET
     """Steps in a batch, a multiple of T x (environments per group); default: one rollout of every
     group."""
@@ -147,9 +155,9 @@ class LearnOptions:
     """RMSProp's momentum."""
     max_grad_norm: float = UNSET
     """Gradients are scaled down to this global norm."""
-    gamma: float = 0.99
+    gamma: float = UNSET
     """Discount per step."""
-    gae_lambda: float = 0.95
+    gae_lambda: float = UNSET
     """Lambda of the trace."""
     rho_bar: float = 1.0
     """V-trace's truncation of the importance ratio in the temporal difference."""
@@ -211,25 +219,6 @@ def field_names() -> list[str]:
     return [field.name for section in SECTIONS.values() for field in dataclasses.fields(section)]
 
 
-def preset_names() -> list[str]:
-    """Names of the shipped presets."""
-    folder = resources.files("fastrl") / "presets"
-    return sorted(
-        p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml")
-    )
-
-
-def load_preset(name: str) -> dict[str, Any]:
-    """Read a shipped preset as flat option values; ConfigError names the presets there are."""
-    if name not in preset_names():
-        raise ConfigError(
-            f"--preset: there is no preset {shown(name)}; there are: {', '.join(preset_names())}."
-        )
-    file = resources.files("fastrl") / "presets" / f"{name}.toml"
-    tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    return {option: value for table in tables.values() for option, value in table.items()}
-
-
 class Interval(NamedTuple):
     """Time between two events of one kind."""
 
@@ -275,6 +264,8 @@ _RANGES: list[tuple[str, float, bool, float]] = [
     ("stagger", 0, True, 10**6),
     ("keep", 1, True, 10**6),
     ("milestone_every", 1, True, 10**15),
+    ("eval_every", 1, True, 10**15),
+    ("eval_episodes", 1, True, 10**6),
     ("max_restarts", 0, True, 10**6),
     ("max_worker_restarts", 0, True, 10**6),
     ("env_timeout", 0, False, 10**6),
@@ -337,7 +328,9 @@ def check(config: TrainConfig) -> TrainConfig:
             f"--c-bar {config.c_bar} is larger than --rho-bar {config.rho_bar}; V-trace needs "
             "rho-bar >= c-bar."
         )
-    if not config.hidden or min(config.hidden) < 1 or max(config.hidden) > MAX_WIDTH:
+    if config.hidden is not None and (
+        not config.hidden or min(config.hidden) < 1 or max(config.hidden) > MAX_WIDTH
+    ):
         raise ConfigError(
             f"--hidden is {shown(config.hidden)}; it must name one or more positive layer sizes, "
             f"each at most {MAX_WIDTH:,}."
@@ -350,7 +343,7 @@ def check(config: TrainConfig) -> TrainConfig:
     if not re.fullmatch(r"cpu|cuda(:\d+)?", config.device):
         raise ConfigError(f"--device is {shown(config.device)}; it must be cpu, cuda or cuda:N.")
     if config.preset is not None:
-        load_preset(config.preset)
+        load_preset(config.preset)  # refuses one that there is not
     save_interval(config.save_every)
     if config.log_every is not None:
         log_interval(config.log_every)
@@ -365,6 +358,11 @@ def _check_mode(config: TrainConfig) -> None:
         raise ConfigError(
             "--workers 0 runs everything in one process, so --mode cannot be async; leave one of "
             "the two out."
+        )
+    if config.algorithm == "ppo" and config.mode == "async":
+        raise ConfigError(
+            "--algorithm ppo has no correction for policy lag, so --mode cannot be async; leave "
+            "one of the two out (appo is its asynchronous form)."
         )
     if config.exact_resume:
         _check_exact(config)
@@ -404,7 +402,7 @@ def _check_exact(config: TrainConfig) -> None:
 
 def is_sync(config: TrainConfig) -> bool:
     """Whether the run collects, then learns; known before the configuration is resolved."""
-    return config.mode == "sync" or config.workers == 0
+    return config.mode == "sync" or config.workers == 0 or config.algorithm == "ppo"
 
 
 def check_sizes(config: TrainConfig) -> None:

@@ -10,14 +10,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from fastrl.config import TrainConfig, check_sizes, is_sync, load_preset
+from fastrl.config import TrainConfig, check_sizes, is_sync
 from fastrl.envs.spec import EnvSpec
 from fastrl.errors import ConfigError
-
-DEFAULT_NUM_ENVS = 128
-"""Environments in all, where ``envs_per_worker`` is not given: enough that a batch is worth its
-overhead."""
-
+from fastrl.preset import choose_preset, load_preset
 
 WORKERS_PER_CORE = 2
 """With more workers than that a core always has another one to run."""
@@ -36,17 +32,16 @@ def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> T
     sizes that result contradict each other.
     """
     image = any(leaf.is_large_image for leaf in spec.observation.values())
-    games = config.env.startswith(("atari:", "ale:"))
-    preset = config.preset or ("vector" if not image else "atari" if games else "image")
+    preset = load_preset(config.preset) if config.preset else choose_preset(config.env, image)
     values = {
-        name: value for name, value in load_preset(preset).items() if getattr(config, name) is None
+        name: value for name, value in preset.options.items() if getattr(config, name) is None
     }
     sync = is_sync(config)
-    values["preset"] = preset
+    values["preset"] = preset.name
     values["mode"] = "sync" if sync else "async"
     if config.log_every is None:
         values["log_every"] = "10u" if sync else "5s"
-    values |= _spread(config, sync, cores)
+    values |= _spread(config, preset.num_envs, sync, cores)
     if config.dtype is None:
         values["dtype"] = _dtype(config, image, sync, bf16_cpu)
     resolved = dataclasses.replace(config, **values)
@@ -76,7 +71,7 @@ def _dtype(config: TrainConfig, image: bool, sync: bool, bf16_cpu: bool) -> str 
     return "f32" if sync or not bf16_cpu else None
 
 
-def _spread(config: TrainConfig, sync: bool, cores: int) -> dict[str, int]:
+def _spread(config: TrainConfig, num_envs: int, sync: bool, cores: int) -> dict[str, int]:
     """Decide `workers`, `groups_per_worker` and `envs_per_worker` where the user has not."""
     envs = config.envs_per_worker
     workers = cores if config.workers == "auto" else config.workers
@@ -84,21 +79,21 @@ def _spread(config: TrainConfig, sync: bool, cores: int) -> dict[str, int]:
     if envs is not None:
         return {"workers": workers, "groups_per_worker": groups}
     if not sync:
-        share = math.ceil(DEFAULT_NUM_ENVS / (workers * groups))
+        share = math.ceil(num_envs / (workers * groups))
         return {
             "workers": workers, "groups_per_worker": groups, "envs_per_worker": groups * share
         }  # fmt: skip
     # In sync the number of environments must not depend on the machine.
     if config.workers == "auto":
-        fitting = [n for n in range(1, cores + 1) if DEFAULT_NUM_ENVS % (n * groups) == 0]
+        fitting = [n for n in range(1, cores + 1) if num_envs % (n * groups) == 0]
         workers = max(fitting, default=1)
-    if DEFAULT_NUM_ENVS % (max(1, workers) * groups):
+    if num_envs % (max(1, workers) * groups):
         raise ConfigError(
             f"--workers {workers} x --groups-per-worker {groups} do not divide the "
-            f"{DEFAULT_NUM_ENVS} environments that sync mode takes by default; name "
+            f"{num_envs} environments that sync mode takes by default; name "
             "--envs-per-worker."
         )
-    share = DEFAULT_NUM_ENVS // max(1, workers)
+    share = num_envs // max(1, workers)
     return {"workers": workers, "groups_per_worker": groups, "envs_per_worker": share}
 
 

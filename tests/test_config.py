@@ -14,14 +14,13 @@ from fastrl.config import (
     TrainConfig,
     check,
     field_names,
-    load_preset,
     log_interval,
-    preset_names,
     save_interval,
 )
 from fastrl.envs import ActionSpec, EnvSpec, ObservationSpec
 from fastrl.errors import ConfigError
 from fastrl.option_docs import option_docs
+from fastrl.preset import load_preset, preset_names
 from fastrl.resolve import resolve
 
 
@@ -50,17 +49,29 @@ def test_every_option_is_in_exactly_one_section_and_documented():
         ("x:y", spec("image"), "image", "off"),
         ("x:y", spec("image", (3, 7, 7)), "vector", "off"),
         ("x:y", spec("vector"), "vector", "off"),
+        ("atari:Pong", spec("vector"), "vector", "off"),
+        ("gym:CartPole-v1", spec("vector"), "classic-control", "off"),
+        ("envpool:Acrobot-v1", spec("vector"), "classic-control", "off"),
+        ("gym:Pendulum-v1", spec("vector"), "pendulum", "off"),
+        ("envpool:LunarLander-v2", spec("vector"), "box2d", "off"),
+        ("gym:LunarLanderContinuous-v3", spec("vector"), "box2d", "off"),
+        ("envpool:HalfCheetah-v4", spec("vector"), "mujoco", "off"),
+        ("gym:Humanoid-v5", spec("vector"), "mujoco", "off"),
+        ("gym:Humanoid-v5", spec("image"), "image", "off"),
     ],
 )
-def test_the_preset_follows_the_kind_of_observation(env, observation, preset, reward_clip):
+def test_the_preset_follows_the_environment_and_what_it_shows(
+    env, observation, preset, reward_clip
+):
     config = resolve(TrainConfig(env=env, seed=1), observation, cores=4, bf16_cpu=False)
     assert config.reward_clip == reward_clip
     assert (config.preset, config.dtype, config.workers) == (preset, "f32", 4)
-    assert config.envs_per_worker == 32, "128 environments over 4 workers"
+    assert config.envs_per_worker == load_preset(preset).num_envs / 4
     unset = [name for name in field_names() if getattr(config, name) is None]
     assert set(unset) == {
         "stop_at_return", "run_dir", "init_from", "max_episode_steps", "frame_stack",
         "separate_critic", "channels", "image_features", "env_timeout", "milestone_every",
+        "eval_every",
     }  # fmt: skip
 
 
@@ -71,7 +82,7 @@ def test_no_bf16_without_the_instructions():
 
 @pytest.mark.parametrize("preset", preset_names())
 def test_presets_name_existing_options_and_the_user_wins(preset):
-    values = load_preset(preset)
+    values = load_preset(preset).options
     check(TrainConfig(env="x:y", **values))
     config = resolve(TrainConfig(env="x:y", seed=1, preset=preset), spec("vector"), 2, False)
     # The number of minibatches is adapted to the number of columns.
@@ -92,11 +103,11 @@ def test_the_default_environments_are_spread_evenly(workers, groups, envs_per_wo
 def test_a_batch_is_one_slot_of_every_group_and_is_cut_into_whole_columns():
     config = TrainConfig(env="x:y", seed=1, workers=3, envs_per_worker=2, preset="atari")
     resolved = resolve(config, spec("image"), 2, False)
-    assert resolved.batch_size == 3 * 2 * 32
+    assert resolved.batch_size == 3 * 2 * 64
     assert resolved.minibatches == 6, "the preset's 16 do not divide 6 columns"
     with pytest.raises(ConfigError, match="--minibatches 4 does not divide the 6 columns"):
         resolve(dataclasses.replace(config, minibatches=4), spec("image"), 2, False)
-    with pytest.raises(ConfigError, match="--batch-size 100 is not a multiple of 32"):
+    with pytest.raises(ConfigError, match="--batch-size 100 is not a multiple of 64"):
         resolve(dataclasses.replace(config, batch_size=100), spec("image"), 2, False)
 
 
@@ -152,7 +163,7 @@ def test_wrong_values_are_refused_by_name(options, sentence):
         ({"epochs": "4"}, "--epochs is '4'; it must be a whole number."),
         ({"epochs": False}, "--epochs is False; it must be a whole number."),
         ({"rollout_length": 32.0}, "--rollout-length is 32.0; it must be a whole number."),
-        ({"gamma": None}, "--gamma is None; it must be a number."),
+        ({"target_kl": None}, "--target-kl is None; it must be a number."),
         ({"gamma": "auto"}, "--gamma is 'auto'; it must be a number."),
         ({"gamma": True}, "--gamma is True; it must be a number."),
         ({"learning_rate": np.zeros(1)}, "--learning-rate is array([0.]); it must be a number."),
@@ -286,7 +297,7 @@ def test_in_sync_the_number_of_environments_does_not_depend_on_the_machine(optio
     for cores in (1, 2, 3, 5, 96):
         config = TrainConfig(env="x:y", seed=1, **options)
         config = resolve(config, spec("image"), cores=cores, bf16_cpu=True)
-        assert max(1, config.workers) * config.envs_per_worker == 128
+        assert max(1, config.workers) * config.envs_per_worker == load_preset("image").num_envs
         assert (config.mode, config.dtype, config.log_every) == ("sync", "f32", "10u")
         assert config.workers <= cores
     with pytest.raises(ConfigError, match="--workers 3 x --groups-per-worker 2 do not divide"):
@@ -298,6 +309,9 @@ def test_in_sync_the_number_of_environments_does_not_depend_on_the_machine(optio
     "options, sentence",
     [
         ({"workers": 0, "mode": "async"}, "--workers 0 runs everything in one process, so --mode"),
+        ({"algorithm": "ppo", "mode": "async"}, "--algorithm ppo has no correction for policy lag"),
+        ({"algorithm": "a2c"}, "--algorithm is 'a2c'; it must be 'appo' or 'impala' or 'ppo'"),
+        ({"eval_every": 0}, "--eval-every is 0; it must be at least 1"),
         ({"mode": "sync", "log_every": 5.0}, "--log-every is 5.0 in sync mode"),
         ({"mode": "sync", "inference_wait": 3.0}, "--inference-wait is 3.0, but in sync mode"),
         ({"workers": 0, "log_every": "5s"}, "--log-every is 5s in sync mode"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -176,10 +177,24 @@ def test_an_even_policy_is_random_when_sampled_and_constant_when_greedy(run):
     again, other = evaluate(run, episodes=100, seed=1), evaluate(run, episodes=100, seed=2)
     assert (sampled.returns == again.returns).all()
     assert (sampled.returns != other.returns).any()
-    assert f"seed 1: 100 episodes\nreturn mean {sampled.returns.mean():.3f}" in again.describe()
+    assert (
+        f"seed 1: 100 episodes, sampled actions\nreturn mean {sampled.returns.mean():.3f} ± "
+        f"{sampled.margin():.3f} (95 %)" in again.describe()
+    )
+    assert "the most probable actions" in greedy.describe()
 
 
-@pytest.mark.parametrize("episodes", [1, 3, 16, 17])
+def test_the_margin_is_that_of_a_normal_mean(run):
+    save(run, 1)
+    result = evaluate(run, episodes=100, seed=1)
+    error = result.returns.std(ddof=1) / 10
+    assert result.margin() == pytest.approx(1.96 * error, rel=1e-4)
+    assert result.margin(0.999) == pytest.approx(3.29 * error, rel=1e-3)
+    assert math.isnan(evaluate(run, episodes=1, seed=1).margin())
+    assert result.as_json()["returns"] == result.returns.tolist()
+
+
+@pytest.mark.parametrize("episodes", [1, 3, 128, 131])
 def test_as_many_episodes_as_were_asked_for(run, episodes):
     save(run, 1)
     result = evaluate(run, episodes, seed=1, greedy=True)

@@ -15,11 +15,12 @@ PACKAGE = Path(fastrl.__file__).parent
 LEVEL = {
     "errors": 0, "kernels": 0, "option_types": 0, "option_docs": 0, "shm": 0,
     "envs": 1, "models": 1, "algo": 1, "monitor": 1, "checkpoint": 1,
-    "workers": 2, "evaluate": 2,
-    "bench": 3,
-    "cli": 4, "__init__": 4,
+    "evaluate": 2,
+    "workers": 3,
+    "bench": 4,
+    "cli": 5, "__init__": 5,
 }  # fmt: skip
-READ_BY_ALL = {"config", "config_file", "flags", "resolve", "errors"}
+READ_BY_ALL = {"config", "config_file", "flags", "preset", "resolve", "errors"}
 
 
 def imports_of(path: Path) -> set[str]:

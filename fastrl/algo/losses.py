@@ -1,4 +1,4 @@
-"""Losses of one minibatch.
+"""What the losses of all algorithms are made of; see `appo`, `impala` and `ppo`.
 
 Every mean is the same mean: a sum over the kept rows, divided by the number of rows that are not
 ignored. `weight` says which rows are kept: f32 of any shape, 1 for a row to train on, 0 for an
@@ -12,13 +12,10 @@ Nothing here reads a number back from the device.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from fastrl.algo.vtrace import VTraceReturns
 
 
 class LossTerms(NamedTuple):
@@ -88,90 +85,12 @@ def normalise_advantage(advantage: Tensor, weight: Tensor, eps: float = 1e-8) ->
     return centred / (std + eps)
 
 
-def appo_loss(
-    log_prob: Tensor,
-    entropy: Tensor,
-    value: Tensor,
-    behaviour_log_prob: Tensor,
-    returns: VTraceReturns,
-    weight: Tensor,
-    ignored: Tensor,
-    *,
-    clip: float,
-    value_coef: float,
-    entropy_coef: float,
-    rho_bar: float = 1.0,
-    normalise: bool = True,
-) -> LossTerms:
-    """Clipped surrogate, value error and entropy of one minibatch.
-
-    Args:
-        log_prob: f32 [T, B], log π(a) of the current policy, with gradient.
-        entropy: f32 [T, B], with gradient.
-        value: f32 [T, B], with gradient, in the units of `returns.vs`.
-        behaviour_log_prob: f32 [T, B], log μ(a) as stored.
-        returns: from `vtrace_appo` or `gae`.
-        weight: f32 [T, B], 1 for a row to train on, 0 for an ignored or masked one.
-        ignored: bool [T, B].
-        clip: ε of the surrogate.
-        value_coef: factor of the value loss.
-        entropy_coef: factor of the entropy bonus.
-        rho_bar: threshold that `rho_clipped_share` counts against.
-        normalise: whether advantages are normalised over the kept rows.
-    """
-    num_valid = _count_valid(ignored)
-    log_ratio = importance_log_ratio(log_prob, behaviour_log_prob, weight == 0)
-    advantage = normalise_advantage(returns.advantage, weight) if normalise else returns.advantage
-    policy_loss = clipped_surrogate(log_ratio.exp(), advantage, weight, num_valid, clip)
-    value_loss = squared_value_error(value, returns.vs, weight, num_valid)
-    entropy = mean_over_valid(entropy, weight, num_valid)
-    return LossTerms(
-        policy_loss + value_coef * value_loss - entropy_coef * entropy,
-        policy_loss.detach(),
-        value_loss.detach(),
-        entropy.detach(),
-        *_diagnostics(log_ratio.detach(), value.detach(), returns.vs, weight, clip, rho_bar),
-    )
-
-
-def impala_loss(
-    log_prob: Tensor,
-    entropy: Tensor,
-    value: Tensor,
-    behaviour_log_prob: Tensor,
-    returns: VTraceReturns,
-    weight: Tensor,
-    ignored: Tensor,
-    *,
-    value_coef: float,
-    entropy_coef: float,
-    rho_bar: float = 1.0,
-) -> LossTerms:
-    """IMPALA's policy gradient, value error and entropy of one minibatch.
-
-    Arguments as in `appo_loss`, with `returns` from `vtrace_impala`. Advantages are not normalised.
-    """
-    num_valid = _count_valid(ignored)
-    unused = weight == 0
-    log_ratio = importance_log_ratio(log_prob.detach(), behaviour_log_prob, unused)
-    log_prob = log_prob.masked_fill(unused, 0.0)
-    policy_loss = impala_policy_gradient(log_prob, returns.advantage, weight, num_valid)
-    value_loss = squared_value_error(value, returns.vs, weight, num_valid)
-    entropy = mean_over_valid(entropy, weight, num_valid)
-    return LossTerms(
-        policy_loss + value_coef * value_loss - entropy_coef * entropy,
-        policy_loss.detach(),
-        value_loss.detach(),
-        entropy.detach(),
-        *_diagnostics(log_ratio, value.detach(), returns.vs, weight, math.inf, rho_bar),
-    )
-
-
-def _count_valid(ignored: Tensor) -> Tensor:
+def count_valid(ignored: Tensor) -> Tensor:
+    """Rows that are not ignored, what every mean is divided by: f32 []; 1 where there are none."""
     return (~ignored).sum().clamp_min(1).float()
 
 
-def _diagnostics(
+def diagnostics(
     log_ratio: Tensor, value: Tensor, target: Tensor, weight: Tensor, clip: float, rho_bar: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The last four fields of `LossTerms`, over kept rows alone."""

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from fastrl.bench.processes import MAIN, PROC
+from fastrl.bench.processes import MAIN, PROC, ROLES
 from fastrl.workers.bodies import PROCESS_NAMES
 
 VARIABLE = "FASTRL_FAMILY"
@@ -83,7 +83,7 @@ def members(main: int, proc: Path = PROC) -> dict[str, list[int]]:
         for folder in proc.iterdir()
         if folder.name.isdecimal() and (one := look(int(folder.name), proc)) is not None
     ]
-    found: dict[str, list[int]] = {role: [] for role in (MAIN, *PROCESS_NAMES, FORKSERVER)}
+    found: dict[str, list[int]] = {role: [] for role in (*ROLES, FORKSERVER)}
     children = sorted((one for one in seen if one.parent == main), key=lambda one: one.started)
     found[MAIN] = [one.pid for one in seen if one.pid == main]
     servers = [one.pid for one in children if "multiprocessing.forkserver" in one.command]
@@ -97,7 +97,7 @@ def members(main: int, proc: Path = PROC) -> dict[str, list[int]]:
             left = [role for role in _SPAWNED if role not in named]
             role = left[0] if len(left) == 1 else _SPAWNED[place]
         if role is not None:
-            found[role].append(one.pid)
+            found.setdefault(role, []).append(one.pid)
     workers = sorted((one for one in seen if one.parent in servers), key=lambda one: one.started)
     found["rollout"] = [one.pid for one in workers]
     return found

@@ -1,11 +1,217 @@
-"""`fastrl-bench learn`: what the forward and backward pass of learning costs per step."""
+"""`fastrl-bench learn`: presets by what they are for: steps and wall time to a good policy.
+
+::
+
+    task x seed ─▶ fastrl-train --stop-at-return ─▶ curve, time to the threshold
+                   fastrl-eval of its last checkpoint ─▶ mean of 100 fresh episodes
+    ─▶ a table per task │ FOLDER/TASK.json, FOLDER/TASK.png │ a section of a page
+"""
 
 from __future__ import annotations
 
-from fastrl.bench import network_costs
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastrl.bench.curves import Curve, together
+from fastrl.bench.engine_run import EngineFailed
+from fastrl.bench.learn_run import EVALUATION_EPISODES, Trained, train_task
 from fastrl.bench.options import LearnOptions
+from fastrl.bench.pages import check_page, replace_section, section_of
+from fastrl.bench.report import Report, Table, machine
+from fastrl.bench.tasks import TASKS, Task
+from fastrl.config import INT32_MAX
+from fastrl.errors import ConfigError
+from fastrl.option_types import shown
+
+UNITS = {
+    "return": "mean raw return of the last 100 episodes while training",
+    "time": "seconds from the command's start, imports included",
+    "evaluation": f"mean return of {EVALUATION_EPISODES} fresh episodes of the last checkpoint, "
+    "actions sampled, with its 95 % interval",
+}
 
 
 def run(options: LearnOptions) -> int:
-    """Measure and report; return 0. Raises ConfigError."""
-    return network_costs.run("train", options)
+    """Train all, report; return 0, or 1 where something was not kept. Raises ConfigError."""
+    tasks = _tasks(options)
+    beside = [_read_beside(path) for path in options.beside]
+    check_page(options.write)
+    if options.folder is not None:
+        options.folder.mkdir(parents=True, exist_ok=True)
+    kept = True
+    for task in tasks:
+        before = machine()
+        trained = []
+        for seed in options.seeds:
+            print(f"{task.name}, seed {seed} ...", flush=True)
+            try:
+                trained.append(train_task(task, seed, options.flags))
+            except EngineFailed as failure:
+                print(f"fastrl-bench: {failure}", flush=True)
+                return 1
+            print(f"  {_sentence(task, trained[-1])}", flush=True)
+        others = [other for other in beside if other["env"] == task.env]
+        report = _report(task, trained, others, options, before)
+        json_path, plot_path = None, None
+        if options.folder is not None:
+            json_path = options.folder / f"{task.name}.json"
+            plot_path = options.folder / f"{task.name}.png"
+        report.deliver(json_path, plot_path)
+        if options.write is not None:
+            picture = ""
+            if plot_path is not None:
+                at = os.path.relpath(plot_path, options.write.parent)
+                picture = f"![learning curves of {task.name}]({at})\n\n"
+            section = picture + section_of(report)
+            replace_section(options.write, f"fastrl-bench learn --tasks {task.name}", section)
+        kept = kept and all(one.reaches(task) for one in trained)
+    return 0 if kept else 1
+
+
+def _tasks(options: LearnOptions) -> list[Task]:
+    for name in options.tasks:
+        if name not in TASKS:
+            raise ConfigError(
+                f"--tasks: there is no task {shown(name)}; there are: {', '.join(TASKS)}."
+            )
+    if not options.seeds or not all(0 <= seed <= INT32_MAX for seed in options.seeds):
+        raise ConfigError(
+            f"--seeds is {shown(options.seeds)}; it must name one or more numbers, each at least 0 "
+            f"and at most {INT32_MAX:,}."
+        )
+    return [TASKS[name] for name in options.tasks]
+
+
+def _read_beside(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        names = ("trainer", "env", "command", "runs")
+        return {name: found[name] for name in names}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"--beside {path} is no file of curves: {error}.") from error
+
+
+def _sentence(task: Task, one: Trained) -> str:
+    said = "did not reach" if one.goal_seconds is None else f"{one.goal_seconds:.1f} s to"
+    return (
+        f"{said} {task.threshold:g}, {one.steps:,} steps; evaluation "
+        f"{one.evaluation['mean']:.2f} ± {one.evaluation['margin_95']:.2f}"
+    )
+
+
+def _report(
+    task: Task,
+    trained: Sequence[Trained],
+    others: Sequence[dict[str, Any]],
+    options: LearnOptions,
+    before: dict[str, Any],
+) -> Report:
+    levels = [*task.marks, task.threshold]
+    tables = [
+        Table(
+            f"{task.name}: {task.env}, {task.threshold:g} within {task.seconds:g} s, evaluation "
+            f"{task.least_evaluation:g} or more",
+            ("seed", "time to it, s", "steps", "evaluation", ""),
+            [_row(task, one) for one in trained],
+        ),
+        Table(
+            f"{task.name}: time in s and steps to a return",
+            ("run", *(f"{level:g}" for level in levels)),
+            [
+                *((f"seed {one.seed}", *_marks(one.curve, levels)) for one in trained),
+                *(
+                    (f"{other['trainer']}, seed {one['seed']}", *_marks(_curve(one), levels))
+                    for other in others
+                    for one in other["runs"]
+                ),
+            ],
+        ),
+    ]
+    commands = [("fastrl", trained[0].command), *((o["trainer"], o["command"]) for o in others)]
+    tables.append(Table(f"{task.name}: commands", ("of", "command"), commands))
+    if task.published:
+        rows = [(f"{p.steps:,}", f"{p.value:g}", p.source) for p in task.published]
+        tables.append(Table(f"{task.name}: published", ("steps", "return", "source"), rows))
+    values = {
+        "task": task.name,
+        "env": task.env,
+        "threshold": task.threshold,
+        "limit_seconds": task.seconds,
+        "runs": [
+            {
+                "seed": one.seed,
+                "command": one.command,
+                "goal_seconds": one.goal_seconds,
+                "steps": one.steps,
+                "stopped_by": one.stopped_by,
+                "evaluation": {k: v for k, v in one.evaluation.items() if k != "lengths"},
+                "kept": one.reaches(task),
+                "curve": one.curve.as_json(),
+            }
+            for one in trained
+        ],
+        "beside": list(others),
+    }
+    flags = [*("--tasks", task.name, "--seeds", *map(str, options.seeds))]
+    for path in options.beside:
+        flags += ["--beside", str(path)]
+    for flag, target in (("--folder", options.folder), ("--write", options.write)):
+        if target is not None:
+            flags += [flag, str(target)]
+    if options.flags:
+        flags += ["--", *options.flags]
+
+    def draw(axes: Any) -> None:
+        _draw(axes, task, trained, others)
+
+    return Report("learn", flags, UNITS, tables, values, draw, machine=before)
+
+
+def _row(task: Task, one: Trained) -> tuple[str, ...]:
+    return (
+        str(one.seed),
+        "-" if one.goal_seconds is None else f"{one.goal_seconds:.1f}",
+        f"{one.steps:,}",
+        f"{one.evaluation['mean']:.2f} ± {one.evaluation['margin_95']:.2f}",
+        "kept" if one.reaches(task) else "NOT KEPT",
+    )
+
+
+def _marks(curve: Curve, levels: Sequence[float]) -> list[str]:
+    cells = []
+    for level in levels:
+        at = curve.first_at(level)
+        cells.append("-" if at is None else f"{curve.seconds[at]:,.1f} s, {int(curve.steps[at]):,}")
+    return cells
+
+
+def _curve(one: dict[str, Any]) -> Curve:
+    return Curve(*(np.array(one["curve"][name]) for name in ("steps", "seconds", "returns")))
+
+
+def _draw(
+    axes: Any, task: Task, trained: Sequence[Trained], others: Sequence[dict[str, Any]]
+) -> None:
+    """Returns against wall time: each seed thin, all together thick, with the interval."""
+    families = [("fastrl", [one.curve for one in trained])]
+    families += [(other["trainer"], [_curve(one) for one in other["runs"]]) for other in others]
+    for number, (name, curves) in enumerate(families):
+        curves = [curve for curve in curves if len(curve.steps)]
+        color = f"C{number}"
+        for curve in curves:
+            axes.plot(curve.seconds, curve.returns, color=color, alpha=0.35, linewidth=0.8)
+        if len(curves) > 1:
+            places, mean, (low, high) = together(curves, "seconds")
+            axes.plot(places, mean, color=color, label=f"{name}, interquartile mean")
+            axes.fill_between(places, low, high, color=color, alpha=0.15, linewidth=0)
+        elif curves:
+            axes.plot([], [], color=color, label=name)
+    axes.axhline(task.threshold, color="0.5", linestyle="--", linewidth=0.8)
+    axes.set_xlabel("wall time from the command's start, s")
+    axes.set_ylabel("mean return of the last 100 episodes")
+    axes.legend(loc="lower right", fontsize=8)

@@ -17,7 +17,7 @@ from fastrl.bench.report import Report, Spread, Table
 from fastrl.errors import ConfigError
 
 NetworkKind = Literal["inf", "train"]
-BENCHES: dict[NetworkKind, str] = {"inf": "infer", "train": "learn"}
+BENCHES: dict[NetworkKind, str] = {"inf": "infer", "train": "update"}
 PASSES: dict[NetworkKind, str] = {
     "inf": "one forward pass: encoder and heads",
     "train": "one forward and backward pass: encoder and heads, once per epoch",

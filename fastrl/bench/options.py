@@ -107,7 +107,7 @@ class InferOptions(CostOptions):
 
 
 @dataclass(frozen=True)
-class LearnOptions(CostOptions):
+class UpdateOptions(CostOptions):
     """The training pass: what learning costs per step, by dtype, batch and threads."""
 
 
@@ -198,18 +198,40 @@ class SoakOptions(Outputs):
     flags: EngineFlags = ()
 
 
+@dataclass(frozen=True)
+class LearnOptions:
+    """Train tasks with their presets until their thresholds: steps and wall time, and the curves.
+
+    Exit code 1 where a seed does not reach its threshold in its time, or its final checkpoint not
+    95 % of it.
+    """
+
+    tasks: tuple[str, ...] = ("cartpole", "acrobot")
+    """Of: cartpole, acrobot, lunarlander, pendulum, minigrid, halfcheetah, pong."""
+    seeds: tuple[int, ...] = (1, 2, 3)
+    """Each task is trained once with each, one after the other."""
+    beside: tuple[Path, ...] = ()
+    """JSON files of other trainers' curves, from benchmarks/peers/learn.py, for the same plots."""
+    folder: Path | None = None
+    """Folder for a JSON file and a PNG of the curves per task."""
+    write: Path | None = None
+    """Markdown page whose section of each task is replaced by the result; it shows the PNGs."""
+    flags: EngineFlags = ()
+
+
 COMMANDS: dict[str, type] = {
     "sanity": SanityOptions,
     "envs": EnvsOptions,
     "rings": RingsOptions,
     "sample": SampleOptions,
     "infer": InferOptions,
-    "learn": LearnOptions,
+    "update": UpdateOptions,
     "train": TrainOptions,
     "scale": ScaleOptions,
     "publish": PublishOptions,
     "chaos": ChaosOptions,
     "soak": SoakOptions,
+    "learn": LearnOptions,
 }
 
 

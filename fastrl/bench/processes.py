@@ -21,8 +21,9 @@ from pathlib import Path
 from fastrl.workers.bodies import PROCESS_NAMES
 
 MAIN = "main"
-ROLES = (*PROCESS_NAMES, MAIN)
-_ROLE_OF = {name: role for role, name in PROCESS_NAMES.items()}
+ROLES = ("rollout", "inference", "learner", MAIN)
+"""Of the engine; an evaluator, which no bench asks for, is main's."""
+_ROLE_OF = {name: role for role, name in PROCESS_NAMES.items() if role in ROLES}
 _TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 PROC = Path("/proc")
 

@@ -17,6 +17,10 @@ BUILT_IN = (AUTO, "mlp", *CNNS)
 """Names of the encoders that come with the engine."""
 
 
+DEFAULT_HIDDEN, DEFAULT_ACTIVATION = (64, 64), "tanh"
+"""Of a network that is built without a preset."""
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Shape of the policy and value network."""
@@ -25,10 +29,10 @@ class ModelConfig:
     """Encoder of each observation leaf. auto: a CNN for images (Nature's, or a smaller one below
     36x36) and an MLP for the rest. nature, impala: that CNN for images, an MLP for the rest. mlp:
     an MLP for all. Your own: a name given to register_model, or py:module:Class."""
-    hidden: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers of MLPs."""
-    activation: Literal["tanh", "relu", "elu"] = "tanh"
-    """Activation after each hidden layer of MLPs (CNNs always use relu)."""
+    hidden: tuple[int, ...] | None = None
+    """Widths of the hidden layers of MLPs. Unset: the preset's (64 64 for most)."""
+    activation: Literal["tanh", "relu", "elu"] | None = None
+    """Activation after each hidden layer of MLPs (CNNs always use relu). Unset: the preset's."""
     channels: tuple[int, ...] | None = None
     """Channels of the CNN: three numbers for auto and nature (default 32 64 64), one per section
     for impala (16 32 32)."""

@@ -57,6 +57,7 @@ class Control(IntEnum):
     JUDGED = 5  # main: updates whose returns it has compared with the goal
     EPISODES = 6  # main: finished episodes that it has taken in, those before a resume left out
     RETURN = 7  # main: a word of `return_word`, the mean return that checkpoints are scored by
+    EVALUATED = 8  # main: evaluations of this run that are over
 
 
 class Clock(IntEnum):

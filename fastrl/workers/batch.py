@@ -36,6 +36,8 @@ class Batch:
     """int64 [B]: row of the flat observation array that holds the column's row 0."""
     action: dict[str, torch.Tensor]
     log_prob: torch.Tensor
+    value: torch.Tensor
+    """In units of reward, as it was given when the action was chosen."""
     reward: torch.Tensor
     terminated: torch.Tensor
     truncated: torch.Tensor
@@ -99,6 +101,7 @@ class BatchReader:
             first_row=first_row,
             action={key: tensor(action) for key, action in shared.action.items()},
             log_prob=tensor(shared.log_prob),
+            value=tensor(shared.value),
             reward=tensor(shared.reward),
             terminated=tensor(shared.terminated),
             truncated=tensor(shared.truncated),

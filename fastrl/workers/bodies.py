@@ -20,6 +20,7 @@ PROCESS_NAMES = {
     "rollout": "fastrl-rollout",
     "inference": "fastrl-infer",
     "learner": "fastrl-learn",
+    "evaluator": "fastrl-eval",
 }
 """By role, as the kernel shows them (/proc/PID/comm, top)."""
 
@@ -54,9 +55,19 @@ def learner_main(lines: Lines, fifo: Any) -> None:
         run(lines, fifo)
 
 
+def evaluator_main(lines: Lines) -> None:
+    """Body of the evaluator process (spawned)."""
+    name_process(PROCESS_NAMES["evaluator"])
+    with child_of_main(lines):
+        from fastrl.workers.evaluator import run
+
+        run(lines)
+
+
 class Bodies(NamedTuple):
     """What the processes of a run do: functions that can be imported by name."""
 
     rollout: Callable[[RolloutStart, Lines], None] = rollout_main
     inference: Callable[[Lines], None] = inference_main
     learner: Callable[[Lines, Any], None] = learner_main
+    evaluator: Callable[[Lines], None] = evaluator_main

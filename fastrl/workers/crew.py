@@ -110,6 +110,10 @@ class Crew:
         configuration."""
         return self._spawn("inference", self._bodies.inference)
 
+    def launch_evaluator(self) -> Child:
+        """Start an evaluator, which waits for its `EvaluatorStart`."""
+        return self._spawn("evaluator", self._bodies.evaluator)
+
     def _spawn(self, role: str, body: Any, *args: Any) -> Child:
         ours, theirs = multiprocessing.Pipe()
         crash = CrashReport.create()
@@ -185,6 +189,8 @@ class Crew:
         """Sleep until a process ends, reports come, `wake` becomes readable, or `timeout` seconds
         have passed."""
         descriptors = [self.reports.arrival, *(member.pidfd for member in self.members)]
+        # Of the others nothing comes any more.
+        descriptors += [m.pipe.fileno() for m in self.members if m.role == "evaluator"]
         if self._forkserver_fd is not None:
             descriptors.append(self._forkserver_fd)
         _poll([*descriptors, wake], timeout)

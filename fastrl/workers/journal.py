@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastrl.config import log_interval
+from fastrl.workers.evaluations import Evaluations
 from fastrl.workers.group_envs import anew_every
 from fastrl.workers.reports import EndReport, MetricsReport, NoticeReport
 from fastrl.workers.saver import Saver
@@ -73,6 +74,15 @@ class Journal:
         self._reported = 0
         self._log = log_interval(config.log_every)
         self._saver = Saver(run_dir, config, learner.start, self._state, tell)
+        self._evaluations = Evaluations(
+            run_dir,
+            config,
+            learner.start.steps,
+            self._state,
+            tell,
+            learner.control,
+            learner.wait_a_moment,
+        )
         self._means = MeanMetrics()
         self._next_report = 0.0
 
@@ -89,6 +99,7 @@ class Journal:
             self._report()
             self._next_report = time.monotonic() + REPORT_SECONDS
         self._saver.save_if_due(self._learner.steps, self._learner.updates)
+        self._evaluations.ask_if_due(self._learner.steps)
         return due
 
     def _report(self) -> None:
@@ -119,4 +130,6 @@ class Journal:
         problem = self._saver.save(learner.steps)
         if problem is not None:
             raise OSError(f"The last checkpoint could not be written: {problem}")
+        if not after_failure:
+            self._evaluations.ask_at_the_end(learner.steps)
         self._tell(EndReport(learner.steps, learner.updates_of_this_run))

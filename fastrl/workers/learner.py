@@ -25,7 +25,7 @@ from fastrl.envs.spec import EnvSpec
 from fastrl.errors import ConfigError, NotFinite
 from fastrl.models.registry import register_models
 from fastrl.monitor.accounts import STOP_AFTER_FAILURE, Clock, Control, return_of
-from fastrl.shm import Closed
+from fastrl.shm import Closed, Counters
 from fastrl.workers.batch import Batch, BatchReader
 from fastrl.workers.diagnosis import diagnose
 from fastrl.workers.formats import choose_dtype
@@ -75,6 +75,16 @@ class Learner:
 
     def _publish(self) -> None:
         self.version = self._weights.publish(self._updater.flat_numpy())
+
+    @property
+    def control(self) -> Counters:
+        """The run's control counters, see `Control`."""
+        return self._shared.control
+
+    def wait_a_moment(self) -> None:
+        """For what others do; raises Closed where the engine has closed meanwhile."""
+        self._shared.raise_if_closed()
+        time.sleep(0.01)
 
     @property
     def updates_of_this_run(self) -> int:

@@ -19,6 +19,7 @@ from fastrl.config import TrainConfig, is_sync
 from fastrl.envs.spec import EnvSpec
 from fastrl.errors import ConfigError
 from fastrl.monitor.accounts import CLOCK_SIZE, Control, episode_dtype
+from fastrl.preset import load_preset
 from fastrl.resolve import versions_per_batch
 from fastrl.shm import DOORBELL_BYTES, Layout, Segment, byte_ring_bytes, ring_bytes, weights_bytes
 from fastrl.workers.machine import available_memory
@@ -246,7 +247,7 @@ class Plan:
                 f"epoch{'s' if config.epochs > 1 else ''}",
             ),
             ("policy lag", self._describe_lag()),
-            ("preset", str(config.preset)),
+            ("preset", f"{config.preset}: {load_preset(config.preset).about}"),
             ("run", str(config.run_dir)),
         ]
 

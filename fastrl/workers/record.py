@@ -12,7 +12,7 @@ from fastrl.monitor.metrics import Counts, EpisodeLog, LearnerReports, RateMeter
 from fastrl.monitor.writer import MetricWriter
 from fastrl.workers.final_accounts import final_accounts
 from fastrl.workers.group_envs import anew_every
-from fastrl.workers.reports import MetricsReport
+from fastrl.workers.reports import EvaluationResult, MetricsReport
 from fastrl.workers.shared import Shared
 
 
@@ -74,6 +74,12 @@ class Record:
             self._through = report.through
             self._drain(self._through)
             self._write(report.steps, self._rates.take())
+
+    def add_evaluation(self, result: EvaluationResult) -> None:
+        """Write an evaluation as a record of its own, at the steps of its policy, and say it."""
+        seconds = time.monotonic() - self._started
+        self._writer.write(result.steps, seconds, result.metrics())
+        self._console.say(result.describe())
 
     def tick(self) -> None:
         """Take in finished episodes; write a record if one is due by the clock."""

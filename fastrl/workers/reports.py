@@ -53,6 +53,49 @@ class NoticeReport:
 
 
 @dataclass(frozen=True)
+class EvaluationRequest:
+    """A policy to be evaluated."""
+
+    path: str
+    """Of a file in the form of a checkpoint."""
+    steps: int
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """What the evaluator sends main: how a policy did in whole episodes."""
+
+    steps: int
+    """That it had learned from."""
+    mean: float
+    """Raw return."""
+    margin: float
+    """Half the width of its 95 % interval."""
+    length: float
+    episodes: int
+    seconds: float
+    is_best: bool
+    """Whether best.pt is this policy now."""
+
+    def describe(self) -> str:
+        """Say so in a line."""
+        best = ", the best so far" if self.is_best else ""
+        return (
+            f"evaluated after {self.steps:,} steps: return {self.mean:.2f} ± {self.margin:.2f} "
+            f"(95 %, {self.episodes} episodes, {self.seconds:.1f} s){best}"
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the record at `steps`."""
+        return {
+            "eval/episodic_return": self.mean,
+            "eval/margin": self.margin,
+            "eval/episodic_length": self.length,
+            "eval/seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True)
 class EndReport:
     """The learner has finished; the last checkpoint is written."""
 

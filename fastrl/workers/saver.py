@@ -77,7 +77,7 @@ class Saver:
 
     def _keep_best(self, path: Path, score: float | None) -> None:
         """Have best.pt be the checkpoint just saved where it is better than the one it is."""
-        if score is None or not self._config.keep_best:
+        if score is None or not self._config.keep_best or self._config.eval_every is not None:
             return
         best = checkpoint.best_path(self._run_dir)
         is_better = self._linked_score is None or score > self._linked_score

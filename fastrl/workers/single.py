@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,12 @@ from fastrl.envs import VectorEnv, describe
 from fastrl.envs.options import EnvOptions
 from fastrl.errors import ConfigError
 from fastrl.models.acting import ActingPolicy
+from fastrl.monitor.accounts import Control
 from fastrl.monitor.console import Console
 from fastrl.monitor.writer import MetricWriter
 from fastrl.resolve import resolve
 from fastrl.shm import Arena
+from fastrl.workers.evaluator import Evaluator
 from fastrl.workers.group_envs import make_first_group, make_group
 from fastrl.workers.inference import Inference
 from fastrl.workers.journal import Journal
@@ -34,7 +37,12 @@ from fastrl.workers.learner import Learner, build
 from fastrl.workers.machine import available_cores, has_bf16
 from fastrl.workers.plan import Plan
 from fastrl.workers.record import Record
-from fastrl.workers.reports import MetricsReport, NoticeReport, SavedReport
+from fastrl.workers.reports import (
+    EvaluationRequest,
+    MetricsReport,
+    NoticeReport,
+    SavedReport,
+)
 from fastrl.workers.rollout import RolloutWorker
 from fastrl.workers.run_folder import RunFolder, locked, open_run_folder
 from fastrl.workers.shared import Shared, place
@@ -77,7 +85,7 @@ def train_in_this_process(folder: RunFolder, console: Console) -> int:
         stack.callback(writer.close)
         if folder.exists:
             writer.resume(plan.start.steps, plan.start.seconds)
-        run = _Run(shared, Record(shared, writer, console), console)
+        run = _Run(shared, Record(shared, writer, console), console, folder.path)
         learner = Learner(shared, updater, run.take_report)
         journal = Journal(learner, folder.path, run.take_report)
         inference = Inference(shared, ActingPolicy(spec, config))
@@ -112,11 +120,13 @@ def _close(envs: list[VectorEnv]) -> None:
 class _Run:
     """The loop, and main's side of what the learner reports."""
 
-    def __init__(self, shared: Shared, record: Record, console: Console) -> None:
+    def __init__(self, shared: Shared, record: Record, console: Console, run_dir: Path) -> None:
         self._shared = shared
         self._record = record
         self._console = console
         self._goal_reached = False
+        config = shared.plan.config
+        self._evaluator = Evaluator(run_dir, config.seed, config.eval_episodes, config.keep_best)
 
     def take_report(self, report: Any) -> None:
         """Take in a report as it is made."""
@@ -127,6 +137,9 @@ class _Run:
             self._console.say(report.describe())
         elif isinstance(report, NoticeReport):
             self._console.say(report.text)
+        elif isinstance(report, EvaluationRequest):
+            self._record.add_evaluation(self._evaluator.play(report))
+            self._shared.control.add(Control.EVALUATED, 1)
 
     def loop(
         self,

@@ -20,12 +20,20 @@ from fastrl.monitor.writer import MetricWriter
 from fastrl.resolve import resolve
 from fastrl.workers.children import Child
 from fastrl.workers.crew import Crew, Interrupted, ProcessDied
+from fastrl.workers.evaluator import EvaluatorOfMain, EvaluatorStart
 from fastrl.workers.group_envs import anew_every
 from fastrl.workers.learner_start import Built, LearnerStart
 from fastrl.workers.machine import available_cores, has_bf16
 from fastrl.workers.plan import Plan
 from fastrl.workers.record import Record
-from fastrl.workers.reports import EndReport, MetricsReport, NoticeReport, SavedReport
+from fastrl.workers.reports import (
+    EndReport,
+    EvaluationRequest,
+    EvaluationResult,
+    MetricsReport,
+    NoticeReport,
+    SavedReport,
+)
 from fastrl.workers.restarts import WINDOW_SECONDS, Restarts
 from fastrl.workers.rollout import RolloutStart
 from fastrl.workers.run_folder import RunFolder, locked, open_run_folder
@@ -63,6 +71,7 @@ class Supervisor:
         self._stopped_by: str | None = None
         self._update_seconds = 0.0
         self._updates: int | None = None
+        self._evaluator: EvaluatorOfMain
 
     def run(self) -> int:
         """Train until the end; return the exit code (0 done, 130 interrupted, 143 terminated).
@@ -84,6 +93,7 @@ class Supervisor:
                 if self._folder.exists:
                     writer.resume(shared.plan.start.steps, shared.plan.start.seconds)
                 record = Record(shared, writer, self._console, self._crew.memory)
+                self._evaluator = self._evaluator_of(shared, record)
                 self._watch(shared, record, stop)
             finally:
                 writer.close()
@@ -138,6 +148,9 @@ class Supervisor:
             raise
         late = self._stop(shared, failure)
         self._take_reports(shared, record)
+        if failure is None and late is None:
+            failure = self._finish_evaluations(stop)
+        self._evaluator.end()
         record.finish(self._stopped_by or "failure", self._updates, self._restarts.total)
         if failure is not None:
             # Who asks for the end shall not be given another start.
@@ -155,7 +168,7 @@ class Supervisor:
             self._crew.wait_for_events(stop.wake, TICK_SECONDS)
             self._crew.free_memory.look()
             self._end_hung_workers(shared, watch)
-            failure = self._attend_deaths(shared)
+            failure = self._attend_deaths(shared) or self._evaluator.attend()
             if failure is not None:
                 return failure
             self._launch_due()
@@ -196,7 +209,7 @@ class Supervisor:
         if self._crew.forkserver_ended():
             return self._crew.forkserver_death()
         for child in list(self._crew.members):
-            if not child.has_ended():
+            if child.role == "evaluator" or not child.has_ended():
                 continue
             if child.role == "learner" and child.exit_code() == 0:
                 self._stopped_by = "total_steps"
@@ -279,11 +292,44 @@ class Supervisor:
                 self._console.say(report.describe())
             elif isinstance(report, NoticeReport):
                 self._console.say(report.text)
+            elif isinstance(report, EvaluationRequest):
+                self._evaluator.take(report)
             elif isinstance(report, EndReport):
                 self._updates = report.through
                 self._console.say(f"the learner has finished after {report.steps:,} steps")
                 # Not its exit, a second later: what is recorded until then would be of no engine.
                 self._stopped_by = self._stopped_by or "total_steps"
+
+    def _evaluator_of(self, shared: Shared, record: Record) -> EvaluatorOfMain:
+        config = shared.plan.config
+        start = EvaluatorStart(
+            self._folder.path.absolute(),
+            config.seed,
+            config.eval_episodes,
+            config.keep_best,
+            shared.plan.niceness("rollout"),
+            self._registered,
+            self._models,
+        )
+
+        def done(result: EvaluationResult | None) -> None:
+            if result is not None:
+                record.add_evaluation(result)
+            shared.control.add(Control.EVALUATED, 1)
+
+        return EvaluatorOfMain(self._crew, start, self._console.say, done)
+
+    def _finish_evaluations(self, stop: StopSignal) -> ProcessDied | None:
+        """Wait for the evaluations that were asked for, unless a signal has come or comes."""
+        if self._evaluator.busy and stop.number is None:
+            self._console.say("the last evaluation is under way; Ctrl-C leaves it out")
+        while self._evaluator.busy and stop.number is None:
+            failure = self._evaluator.attend()
+            if failure is not None:
+                return failure
+            if self._evaluator.busy:
+                self._crew.wait_for_events(stop.wake, TICK_SECONDS)
+        return None
 
     def _judge(self, shared: Shared, record: Record, through: int) -> None:
         """Compare the returns up to an update with the goal, for which the learner may wait."""
@@ -299,7 +345,7 @@ class Supervisor:
         shared.close()
         crew, began = self._crew, time.monotonic()
         learner = [child for child in crew.members if child.role == "learner"]
-        others = [child for child in crew.members if child.role != "learner"]
+        others = [child for child in crew.members if child.role not in ("learner", "evaluator")]
         # It may be at the start of a batch, on a machine that has become slower.
         save_seconds = SAVE_SECONDS + 3 * self._update_seconds
         saved = crew.wait_for_end(learner, save_seconds)
@@ -313,8 +359,9 @@ class Supervisor:
         for child in others:
             if failure is None and child.has_ended() and child.exit_code() not in (0, None):
                 self._console.say(child.story())
-        crew.kill()
-        crew.wait_for_end(crew.members, STOP_SECONDS)
+        for child in [*learner, *others]:
+            child.kill()
+        crew.wait_for_end([*learner, *others], STOP_SECONDS)
         crew.reports.stop()
         if not saved:
             return f"The learner did not save within {save_seconds:.0f} s and was killed."

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastrl.algo.losses import appo_loss, importance_log_ratio
+from fastrl.algo.algorithms import ALGORITHMS
+from fastrl.algo.losses import importance_log_ratio
 from fastrl.algo.moments import (
     Moments,
     ReturnMoments,
@@ -31,8 +32,8 @@ from fastrl.algo.moments import (
 )
 from fastrl.algo.optimizers import Adam, Optimizer, RMSProp
 from fastrl.algo.schedules import adapt_learning_rate
-from fastrl.algo.vtrace import vtrace_appo
-from fastrl.config import TrainConfig
+from fastrl.algo.vtrace import VTraceReturns
+from fastrl.config import LearnOptions, TrainConfig
 from fastrl.envs.spec import EnvSpec
 from fastrl.models.acting import chunk_rows
 from fastrl.models.config import ModelConfig
@@ -67,6 +68,8 @@ class Updater:
     def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
         """Build the network with fresh weights from torch's global generator."""
         self._config = config
+        self._learn: LearnOptions = config.section(LearnOptions)
+        self._algorithm = ALGORITHMS[config.algorithm]
         self._device = torch.device(config.device)
         self.network = ActorCritic(spec, config.section(ModelConfig)).to(self._device)
         self._flat = FlatParameters(self.network)
@@ -82,6 +85,8 @@ class Updater:
         self.steps: Steps | None = None
         self._skipped: list[Tensor] = []  # of an update: bool [] per optimiser step
         self._targets: list[tuple[Tensor, Tensor]] = []  # of an epoch: v_t and valid rows
+        # Where they are computed once per batch: of all its columns, and f32 [B], V of row T.
+        self._of_batch: tuple[VTraceReturns, Tensor] | None = None
         self._ratio_error: Tensor | None = None  # of a batch, once its first minibatch is known
 
     @property
@@ -160,6 +165,8 @@ class Updater:
         before = None if kl_rows is None else self._policy_params(reader, kl_rows)
         size = batch.num_columns // config.minibatches
         self._ratio_error = None
+        if self._algorithm.once_per_batch:
+            self._of_batch = self._returns_of(batch, reader)
         self._skipped.clear()
         rows: list[Tensor] = []
         stepped: list[np.ndarray] = []
@@ -275,7 +282,7 @@ class Updater:
         return found
 
     def _forward(self, batch: Batch, reader: BatchReader, columns: np.ndarray) -> Pass:
-        config, device = self._config, self._device
+        device = self._device
         index = torch.from_numpy(columns)
 
         def take(array: Tensor) -> Tensor:
@@ -293,12 +300,12 @@ class Updater:
         rows = reader.rows(first_row, range(T))
         with self._autocast():
             features = self._features(reader, rows)
-            last_rows = reader.rows(first_row, range(T, T + 1))
-            with torch.no_grad():
-                last = self._features(reader, last_rows)
         output = self.network.heads(features, self._masks(reader, rows))
-        with torch.no_grad():
-            bootstrap = self.network.heads(last, self._masks(reader, last_rows)).value
+        if self._of_batch is None:
+            last, bootstrap = self._last_values(reader, first_row)
+        else:
+            last = features.new_zeros(B, features.shape[1])
+            bootstrap = self._of_batch[1][index.to(device)]
         actions = {key: take(action).flatten(0, 1) for key, action in batch.action.items()}
         log_prob, entropy = (x.view(T, B) for x in self.network.evaluate(output, actions))
         value = output.value.view(T, B)
@@ -310,20 +317,13 @@ class Updater:
                 # rounding. NaN where there is no such row.
                 same = take(batch.kept) & take(torch.from_numpy(batch.lag == 0))
                 self._ratio_error = (ratio - 1.0).abs().masked_fill(~same, torch.nan).nanmedian()
-        returns = vtrace_appo(
-            ratio,
-            reward,
-            values,
-            terminated,
-            truncated,
-            ignored,
-            gamma=config.gamma,
-            lambda_=config.gae_lambda,
-            rho_bar=config.rho_bar,
-            c_bar=config.c_bar,
-        )
+        if self._of_batch is None:
+            rows_of = (ratio, reward, values, terminated, truncated, ignored)
+            returns = self._algorithm.targets(*rows_of, self._learn)
+        else:
+            returns = VTraceReturns(*(whole[:, index.to(device)] for whole in self._of_batch[0]))
         network = self.network
-        terms = appo_loss(
+        terms = self._algorithm.loss(
             log_prob,
             entropy,
             output.normalized_value.view(T, B),
@@ -331,11 +331,7 @@ class Updater:
             returns._replace(vs=network.normalize_returns(returns.vs)),
             weight,
             ignored,
-            clip=config.clip,
-            value_coef=config.value_coef,
-            entropy_coef=config.entropy_coef,
-            rho_bar=config.rho_bar,
-            normalise=config.normalize_advantage,
+            self._learn,
         )
         return Pass(
             features,
@@ -349,6 +345,29 @@ class Updater:
             ignored,
             terms,
         )
+
+    @torch.no_grad()
+    def _last_values(self, reader: BatchReader, first_row: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Features [B, F] and values f32 [B] of columns' row T by the present weights."""
+        T = self._config.rollout_length
+        rows = reader.rows(first_row, range(T, T + 1))
+        with self._autocast():
+            features = self._features(reader, rows)
+        return features, self.network.heads(features, self._masks(reader, rows)).value
+
+    @torch.no_grad()
+    def _returns_of(self, batch: Batch, reader: BatchReader) -> tuple[VTraceReturns, Tensor]:
+        """Targets of a whole batch by the values stored in it and, of row T, which the collecting
+        policy did not look at, by the present network's, which are returned as well."""
+        device = self._device
+        _, bootstrap = self._last_values(reader, batch.first_row)
+        reward, terminated, truncated, ignored = (
+            array.to(device)
+            for array in (batch.reward, batch.terminated, batch.truncated, batch.ignored)
+        )
+        values = torch.cat((batch.value.to(device), bootstrap[None]))
+        rows_of = (torch.ones_like(reward), reward, values, terminated, truncated, ignored)
+        return self._algorithm.targets(*rows_of, self._learn), bootstrap
 
     def _features(self, reader: BatchReader, rows: np.ndarray) -> Tensor:
         """Encode observation rows in chunks of the size that the cache likes; [len(rows), F]."""

@@ -3,10 +3,10 @@ import math
 import pytest
 import torch
 
+from fastrl.algo.appo import appo_loss
+from fastrl.algo.impala import impala_loss
 from fastrl.algo.losses import (
-    appo_loss,
     clipped_surrogate,
-    impala_loss,
     impala_policy_gradient,
     importance_log_ratio,
     mean_over_valid,

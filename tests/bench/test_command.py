@@ -47,8 +47,8 @@ CARTPOLE = ["--env", "envpool:CartPole-v1"]
         (["train", "--", "--workers", "0"], "--workers 0 is one process"),
         (["infer", *CARTPOLE, "--threads", "9999"], "--threads has 9999, .* cores only"),
         (["infer", *CARTPOLE, "--batches"], "--batches is empty"),
-        (["learn", *CARTPOLE, "--batches", "0"], "--batches is 0"),
-        (["learn", "--env", "envpool:Nothing-v9"], "There is no environment"),
+        (["update", *CARTPOLE, "--batches", "0"], "--batches is 0"),
+        (["update", "--env", "envpool:Nothing-v9"], "There is no environment"),
         (["envs", "--env", "envpool:Nothing-v9"], "There is no environment"),
         (["envs", *CARTPOLE, "--sizes", "4", "0"], "--sizes is 0"),
         (["scale", *CARTPOLE, "--envs", "7", "--workers", "2", "3"], "None of --workers 2 3"),
@@ -64,5 +64,5 @@ def test_what_is_refused_is_refused_in_a_sentence(arguments, sentence, capsys):
 
 
 def test_flags_that_the_engine_does_not_know_are_refused(capsys):
-    assert bench_main(["learn", *CARTPOLE, "--", "--epoch", "3"]) == 2
+    assert bench_main(["update", *CARTPOLE, "--", "--epoch", "3"]) == 2
     assert "perhaps you meant --epochs" in capsys.readouterr().err

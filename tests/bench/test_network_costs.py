@@ -7,7 +7,7 @@ from outputs import check_spread, run_bench
 
 from fastrl.bench.costs import Arrangement
 from fastrl.bench.network_costs import choose, report_of
-from fastrl.bench.options import InferOptions, LearnOptions
+from fastrl.bench.options import InferOptions, UpdateOptions
 
 MACHINE = {"cpu": "a processor", "cores": 4, "load": 0.0}
 TINY = [
@@ -20,8 +20,8 @@ def test_one_thread_and_all_are_tried_unless_others_are_named():
     tried = choose("inf", InferOptions(batches=(8, 8)), cores=4)
     assert {(a.kind, a.size, a.threads) for a in tried} == {("inf", 8, 1), ("inf", 8, 4)}
     assert len(tried) == len(set(tried))
-    assert {a.threads for a in choose("train", LearnOptions(threads=(2,)), cores=4)} == {2}
-    assert {a.threads for a in choose("train", LearnOptions(), cores=1)} == {1}
+    assert {a.threads for a in choose("train", UpdateOptions(threads=(2,)), cores=4)} == {2}
+    assert {a.threads for a in choose("train", UpdateOptions(), cores=1)} == {1}
 
 
 def test_the_table_says_what_a_step_costs_and_how_long_a_batch_takes():
@@ -39,7 +39,7 @@ def test_the_table_says_what_a_step_costs_and_how_long_a_batch_takes():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bench", ["infer", "learn"])
+@pytest.mark.parametrize("bench", ["infer", "update"])
 def test_from_the_command_line(bench, tmp_path):
     values = run_bench(tmp_path, bench, *TINY, "--", "--hidden", "16")
     assert values["command"].endswith("-- --hidden 16")

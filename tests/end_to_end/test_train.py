@@ -49,6 +49,7 @@ def shared_memory() -> list[str]:
     return sorted(name for name in os.listdir("/dev/shm") if not name.startswith("ViZDoom"))
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_files_and_nothing_else(tmp_path):
     shm_before = shared_memory()
     train = Command(
@@ -58,12 +59,12 @@ def test_a_run_leaves_its_files_and_nothing_else(tmp_path):
     assert train.finish() == 0, train.output
     assert train.wait_until_alone(2.0) == {}
     assert shared_memory() == shm_before
-    for word in ("processes", "threads", "slots", "policy lag", "preset      vector"):
+    for word in ("processes", "threads", "slots", "policy lag", "preset      classic-control: "):
         assert word in train.output
 
     run = tmp_path / "run"
     config = load_config(run / "config.toml")
-    assert (config.seed, config.workers, config.preset) == (7, 2, "vector")
+    assert (config.seed, config.workers, config.preset) == (7, 2, "classic-control")
     assert config.batch_size == 2 * 8 * 8, "what was chosen is stored"
     assert "all 2 workers step" in (run / "log.txt").read_text()
 
@@ -85,7 +86,9 @@ def test_a_run_leaves_its_files_and_nothing_else(tmp_path):
 
     play = Command("run", "--episodes", "5", program="fastrl-eval", cwd=tmp_path)
     assert play.finish() == 0, play.output
-    assert re.search(r"return mean [\d.]+  std [\d.]+  min [\d.]+  max [\d.]+", play.output)
+    assert re.search(
+        r"return mean [\d.]+ ± [\d.]+ \(95 %\)  std [\d.]+  min [\d.]+  max [\d.]+", play.output
+    )
     assert "5 episodes" in play.output
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from engine import make_learner
 
+from fastrl.algo import appo
 from fastrl.models.acting import ActingPolicy
 from fastrl.shm import Arena
-from fastrl.workers import update
 from fastrl.workers.inference import Inference
 from fastrl.workers.rollout import RolloutWorker
 from fastrl.workers.slot_queue import SlotQueue
@@ -28,13 +28,13 @@ def first_minibatches(monkeypatch, spec, **options):
         Arena.create(), spec, mode="sync", epochs=2, minibatches=2, rollout_length=8, **options
     )
     plan, taken = shared.plan, []
-    plain = update.vtrace_appo
+    plain = appo.vtrace_appo
 
     def vtrace(ratio, reward, values, terminated, truncated, ignored, **keywords):
         taken.append((ratio.clone(), ignored.clone()))
         return plain(ratio, reward, values, terminated, truncated, ignored, **keywords)
 
-    monkeypatch.setattr(update, "vtrace_appo", vtrace)
+    monkeypatch.setattr(appo, "vtrace_appo", vtrace)
     E = plan.envs_per_group
     envs = [everything.EverythingEnv(spec, E, g * E) for g in range(plan.num_groups)]
     worker = RolloutWorker(shared, 0, envs)

@@ -15,8 +15,8 @@ import pytest
 import torch
 from engine import Engine
 
+from fastrl.algo import appo
 from fastrl.algo.vtrace import vtrace_appo
-from fastrl.workers import update
 
 T, BATCH_SLOTS, OLD = 12, 4, 5
 GAMMA, LAMBDA = 0.97, 0.9
@@ -254,7 +254,7 @@ class Captured:
                 calls.clear()
                 change(engine, slots, rng)
 
-        self._patch.setattr(update, "vtrace_appo", spy)
+        self._patch.setattr(appo, "vtrace_appo", spy)
         train(in_the_second, **self._options)
         return calls
 
@@ -351,13 +351,13 @@ def check_call(old: dict[str, np.ndarray], new: dict[str, np.ndarray]) -> int:
 def test_rows_too_old_to_train_on_pass_the_final_value_on(monkeypatch):
     # A row that is masked keeps its place in the trace: only its weight in the loss is 0.
     weights: list[torch.Tensor] = []
-    original = update.appo_loss
+    original = appo.appo_loss
 
     def spy(*args, **kwargs):
         weights.append(args[5].clone())
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(update, "appo_loss", spy)
+    monkeypatch.setattr(appo, "appo_loss", spy)
     capture = Captured(monkeypatch, epochs=1, minibatches=1)
     (old,) = capture.run(lambda *nothing: None)
     (new,) = capture.run(set_observations(truncated=True))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from engine import Engine
 
+from fastrl.algo import appo
 from fastrl.monitor.accounts import Control
 from fastrl.workers import update
 
@@ -37,8 +38,8 @@ class Numbered:
         self._seen: dict[str, torch.Tensor] = {}
         engine.updater.network.encoder.register_forward_pre_hook(self._see_observations)
         for name, spy in (("vtrace_appo", self._see_rewards), ("appo_loss", self._count)):
-            original = getattr(update, name)
-            monkeypatch.setattr(update, name, self._before(spy, original))
+            original = getattr(appo, name)
+            monkeypatch.setattr(appo, name, self._before(spy, original))
 
     @staticmethod
     def _before(spy, original):
@@ -143,7 +144,7 @@ def test_losses_and_normalised_advantages_are_means_over_kept_rows_alone(monkeyp
     engine = Engine(rollout_length=T, envs_per_worker=12, epochs=1, max_policy_lag=MAX_LAG)
     rows = Numbered(engine, monkeypatch)
     calls = []
-    original = update.appo_loss
+    original = appo.appo_loss
 
     def spy(*args, **kwargs):
         terms = original(*args, **kwargs)
@@ -152,7 +153,7 @@ def test_losses_and_normalised_advantages_are_means_over_kept_rows_alone(monkeyp
         )
         return terms
 
-    monkeypatch.setattr(update, "appo_loss", spy)
+    monkeypatch.setattr(appo, "appo_loss", spy)
     for group in (0, 1):
         engine.fill(group)
     slots, _ = engine.queue.take(2)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from fastrl.models.config import DEFAULT_ACTIVATION, DEFAULT_HIDDEN
 from fastrl.models.encoders import impala, nature
 from fastrl.models.encoders.impala import ImpalaEncoder
 from fastrl.models.encoders.layers import OneHot, one_hot_of, orthogonal, pixel_scale
@@ -70,14 +71,16 @@ def encoder_for(spec: ObservationSpec, config: ModelConfig) -> LeafEncoder:
         return UserEncoder(config.model, build, spec)
     if spec.kind == "image" and config.model != "mlp":
         return _image_encoder(spec, config)
+    hidden = config.hidden or DEFAULT_HIDDEN
+    activation = config.activation or DEFAULT_ACTIVATION
     one_hot = one_hot_of(spec)
     if one_hot is not None:
-        return MLPEncoder(one_hot.size, config.hidden, config.activation, one_hot)
+        return MLPEncoder(one_hot.size, hidden, activation, one_hot)
     size = math.prod(spec.shape)
     if spec.kind == "vector":
-        return MLPEncoder(size, config.hidden, config.activation)
+        return MLPEncoder(size, hidden, activation)
     if spec.kind == "image":
-        return MLPEncoder(size, config.hidden, config.activation, scale=pixel_scale(spec))
+        return MLPEncoder(size, hidden, activation, scale=pixel_scale(spec))
     raise ValueError(
         f"observation kind is {spec.kind!r}, expected 'image', 'vector', 'discrete' or "
         "'multi_discrete'"

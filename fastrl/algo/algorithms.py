@@ -1,0 +1,27 @@
+"""The algorithms by name: what the learner asks of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fastrl.algo import appo, impala, ppo
+from fastrl.algo.losses import LossTerms
+from fastrl.algo.vtrace import VTraceReturns
+
+
+class Algorithm(NamedTuple):
+    """Two pure functions, with the arguments that `fastrl.algo.appo` documents."""
+
+    targets: Callable[..., VTraceReturns]
+    loss: Callable[..., LossTerms]
+    once_per_batch: bool = False
+    """Whether targets are computed once, from the values stored while collecting, and not by the
+    current network in each minibatch."""
+
+
+ALGORITHMS = {
+    "appo": Algorithm(appo.targets, appo.loss),
+    "impala": Algorithm(impala.targets, impala.loss),
+    "ppo": Algorithm(ppo.targets, ppo.loss, once_per_batch=True),
+}

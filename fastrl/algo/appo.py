@@ -1,0 +1,120 @@
+"""Asynchronous PPO: V-trace targets with the clipped surrogate of PPO.
+
+After Schulman et al. 2017 ("Proximal Policy Optimization Algorithms", arXiv:1707.06347) and
+Espeholt et al. 2018 (IMPALA, arXiv:1802.01561), joined as in Petrenko et al. 2020 (Sample Factory,
+arXiv:2006.11751).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fastrl.algo.losses import (
+    LossTerms,
+    clipped_surrogate,
+    count_valid,
+    diagnostics,
+    importance_log_ratio,
+    mean_over_valid,
+    normalise_advantage,
+    squared_value_error,
+)
+from fastrl.algo.vtrace import VTraceReturns, vtrace_appo
+from fastrl.config import LearnOptions
+
+
+def targets(
+    ratio: Tensor,
+    reward: Tensor,
+    value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    ignored: Tensor,
+    options: LearnOptions,
+) -> VTraceReturns:
+    """Targets and advantages of a minibatch by the current network; arguments as `vtrace_appo`."""
+    return vtrace_appo(
+        ratio,
+        reward,
+        value,
+        terminated,
+        truncated,
+        ignored,
+        gamma=options.gamma,
+        lambda_=options.gae_lambda,
+        rho_bar=options.rho_bar,
+        c_bar=options.c_bar,
+    )
+
+
+def loss(
+    log_prob: Tensor,
+    entropy: Tensor,
+    value: Tensor,
+    behaviour_log_prob: Tensor,
+    returns: VTraceReturns,
+    weight: Tensor,
+    ignored: Tensor,
+    options: LearnOptions,
+) -> LossTerms:
+    """`appo_loss` by the run's options."""
+    return appo_loss(
+        log_prob,
+        entropy,
+        value,
+        behaviour_log_prob,
+        returns,
+        weight,
+        ignored,
+        clip=options.clip,
+        value_coef=options.value_coef,
+        entropy_coef=options.entropy_coef,
+        rho_bar=options.rho_bar,
+        normalise=options.normalize_advantage,
+    )
+
+
+def appo_loss(
+    log_prob: Tensor,
+    entropy: Tensor,
+    value: Tensor,
+    behaviour_log_prob: Tensor,
+    returns: VTraceReturns,
+    weight: Tensor,
+    ignored: Tensor,
+    *,
+    clip: float,
+    value_coef: float,
+    entropy_coef: float,
+    rho_bar: float = 1.0,
+    normalise: bool = True,
+) -> LossTerms:
+    """Clipped surrogate, value error and entropy of one minibatch.
+
+    Args:
+        log_prob: f32 [T, B], log π(a) of the current policy, with gradient.
+        entropy: f32 [T, B], with gradient.
+        value: f32 [T, B], with gradient, in the units of `returns.vs`.
+        behaviour_log_prob: f32 [T, B], log μ(a) as stored.
+        returns: from `vtrace_appo` or `gae`.
+        weight: f32 [T, B], 1 for a row to train on, 0 for an ignored or masked one.
+        ignored: bool [T, B].
+        clip: ε of the surrogate.
+        value_coef: factor of the value loss.
+        entropy_coef: factor of the entropy bonus.
+        rho_bar: threshold that `rho_clipped_share` counts against.
+        normalise: whether advantages are normalised over the kept rows.
+    """
+    num_valid = count_valid(ignored)
+    log_ratio = importance_log_ratio(log_prob, behaviour_log_prob, weight == 0)
+    advantage = normalise_advantage(returns.advantage, weight) if normalise else returns.advantage
+    policy_loss = clipped_surrogate(log_ratio.exp(), advantage, weight, num_valid, clip)
+    value_loss = squared_value_error(value, returns.vs, weight, num_valid)
+    entropy = mean_over_valid(entropy, weight, num_valid)
+    return LossTerms(
+        policy_loss + value_coef * value_loss - entropy_coef * entropy,
+        policy_loss.detach(),
+        value_loss.detach(),
+        entropy.detach(),
+        *diagnostics(log_ratio.detach(), value.detach(), returns.vs, weight, clip, rho_bar),
+    )

@@ -1,0 +1,142 @@
+"""One training of `fastrl-bench learn`: the command until its goal, then `fastrl-eval`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastrl.bench.curves import Curve, curve_of
+from fastrl.bench.engine_run import STOP_SECONDS, EngineFailed, command_line
+from fastrl.bench.records import read_records
+from fastrl.bench.tasks import Task
+
+EVALUATION_EPISODES = 100
+GOAL = "the mean return of the last 100 episodes is"
+STEP = re.compile(r"workers? steps? after ([\d.]+) s")
+OVER = 2.0
+"""A run is given this many times its task's time: how late it comes is worth knowing."""
+EVALUATION_SECONDS = 1800.0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one seed did."""
+
+    seed: int
+    command: str
+    curve: Curve
+    """With ``seconds`` since the command's start."""
+    goal_seconds: float | None
+    """From the command's start to the line that says that the goal is reached; None: it was
+    not."""
+    steps: int
+    stopped_by: str
+    evaluation: dict[str, Any]
+    """What `fastrl-eval --json` says of the final checkpoint."""
+    evaluation_command: str
+
+    def reaches(self, task: Task) -> bool:
+        """Whether it kept all that the task asks for."""
+        in_time = self.goal_seconds is not None and self.goal_seconds <= task.seconds
+        return in_time and self.evaluation["mean"] >= task.least_evaluation
+
+
+def train_task(task: Task, seed: int, flags: tuple[str, ...]) -> Trained:
+    """Train one seed to its goal, or until it has had `OVER` times its time, and evaluate it.
+
+    Raises EngineFailed where a command fails.
+    """
+    shown = [
+        *("--env", task.env, "--seed", str(seed)),
+        *("--stop-at-return", f"{task.threshold:g}", "--total-steps", str(task.max_steps)),
+        *task.flags,
+        *flags,
+    ]
+    with tempfile.TemporaryDirectory(prefix="fastrl-learn-") as folder:
+        run = Path(folder) / "run"
+        own = ["--run-dir", str(run), "--log-every", "1"]
+        watch = _Watch(command_line("fastrl-train", *own, *shown))
+        code = watch.wait(OVER * task.seconds)
+        if code not in (0, 128 + signal.SIGINT):
+            raise EngineFailed(
+                f"fastrl-train ended with code {code}. Its last lines:\n"
+                + "\n".join(watch.lines[-20:])
+            )
+        records = read_records(run)
+        curve = curve_of(records)
+        evaluation, evaluation_command = _evaluate(run, seed)
+        return Trained(
+            seed,
+            "fastrl-train " + " ".join(shown),
+            Curve(curve.steps, curve.seconds + watch.late, curve.returns),
+            watch.goal_seconds,
+            int(records[-1]["steps"]),
+            str(records[-1].get("stopped_by", "")),
+            evaluation,
+            evaluation_command,
+        )
+
+
+def _evaluate(run: Path, seed: int) -> tuple[dict[str, Any], str]:
+    path = run.parent / "evaluation.json"
+    flags = ["--episodes", str(EVALUATION_EPISODES), "--seed", str(seed + 1000)]
+    done = subprocess.run(
+        command_line("fastrl-eval", str(run), *flags, "--json", str(path)),
+        capture_output=True,
+        text=True,
+        timeout=EVALUATION_SECONDS,
+    )
+    if done.returncode:
+        raise EngineFailed(f"fastrl-eval ended with code {done.returncode}: {done.stderr}")
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return result, "fastrl-eval RUN " + " ".join(flags)
+
+
+class _Watch:
+    """A training whose lines are read as they come."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.lines: list[str] = []
+        self.goal_seconds: float | None = None
+        self.late = 0.0
+        """Seconds from the command's start to that of the run's own clock, once that was told."""
+        self._began = time.monotonic()
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            now = time.monotonic() - self._began
+            step = STEP.search(line)
+            if step:
+                self.late = max(0.0, now - float(step[1]))
+            if GOAL in line and self.goal_seconds is None:
+                self.goal_seconds = now
+            self.lines.append(line.rstrip("\n"))
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait for the end, from `seconds` on by an interrupt; None where it does not come."""
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self._process.wait(seconds)
+            self._process.send_signal(signal.SIGINT)
+            return self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._reader.join(10.0)

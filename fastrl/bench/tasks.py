@@ -1,0 +1,55 @@
+"""The tasks of `fastrl-bench learn`: what is trained with its preset, and what it must reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Published:
+    """A point of a curve that others have published."""
+
+    steps: int
+    value: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """One environment and its threshold."""
+
+    name: str
+    env: str
+    threshold: float
+    """Mean raw return of the last 100 episodes while training, as `--stop-at-return` counts it."""
+    seconds: float
+    """From the command's start to the threshold, at most."""
+    max_steps: int
+    """Of a run that does not reach it."""
+    marks: tuple[float, ...] = ()
+    """Lower returns whose time is told as well."""
+    flags: tuple[str, ...] = ()
+    """Of fastrl-train, beside those that say what is trained and for how long."""
+    published: tuple[Published, ...] = ()
+
+    @property
+    def least_evaluation(self) -> float:
+        """What the final checkpoint must reach in fresh episodes: 95 % of the threshold."""
+        return self.threshold - 0.05 * abs(self.threshold)
+
+
+_BASELINES = "Stable-Baselines3 Zoo benchmark (github.com/DLR-RM/rl-baselines3-zoo)"
+_CLEANRL = "CleanRL docs, ppo (docs.cleanrl.dev)"
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task("cartpole", "envpool:CartPole-v1", 475, 20, 2_000_000, (195, 400)),
+        Task("acrobot", "envpool:Acrobot-v1", -90, 60, 5_000_000, (-200, -100)),
+        Task("lunarlander", "envpool:LunarLander-v2", 200, 240, 20_000_000, (0, 100)),
+        Task("pendulum", "envpool:Pendulum-v1", -250, 180, 10_000_000, (-800, -400)),
+        Task("minigrid", "envpool:MiniGrid-Empty-5x5-v0", 0.9, 120, 5_000_000, (0.5,)),
+        Task("halfcheetah", "envpool:HalfCheetah-v4", 3000, 720, 20_000_000, (1000, 2000)),
+        Task("pong", "atari:Pong", 18, 720, 1_000_000, (-10, 0, 10)),
+    )
+}
