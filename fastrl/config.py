@@ -167,6 +167,10 @@ class LearnOptions:
     """The surrogate's ratio is clipped to [1 - clip, 1 + clip]."""
     entropy_coef: float = UNSET
     """Weight of the entropy bonus."""
+    entropy_final: float | None = None
+    """Weight that the entropy bonus falls to, linearly over --entropy-steps; unset: it stays."""
+    entropy_steps: int = 1_000_000
+    """Steps over which it falls."""
     value_coef: float = UNSET
     """Weight of the value loss."""
     normalize_advantage: bool = True
@@ -289,6 +293,8 @@ _RANGES: list[tuple[str, float, bool, float]] = [
     ("c_bar", 0, False, 1e9),
     ("clip", 0, False, 10),
     ("entropy_coef", 0, True, 1e6),
+    ("entropy_final", 0, True, 1e6),
+    ("entropy_steps", 1, True, 10**15),
     ("value_coef", 0, True, 1e6),
     ("max_policy_lag", 0, True, 10**9),
 ]

@@ -71,7 +71,7 @@ def test_the_preset_follows_the_environment_and_what_it_shows(
     assert set(unset) == {
         "stop_at_return", "run_dir", "init_from", "max_episode_steps", "frame_stack",
         "separate_critic", "channels", "image_features", "env_timeout", "milestone_every",
-        "eval_every",
+        "eval_every", "entropy_final",
     }  # fmt: skip
 
 

@@ -1,15 +1,18 @@
-"""A learning rate that follows how far the policy moves.
+"""What changes while a run goes on: a learning rate that follows how far the policy moves, and the
+weight of the entropy bonus.
 
-The rule of Schulman et al. 2017 ("Proximal Policy Optimization Algorithms", arXiv:1707.06347,
-section 4) for the coefficient of a KL penalty, which doubles where the divergence is well over its
-target and halves where it is well under it, turned on the learning rate and by smaller steps, as
-is usual in robot learning (rl_games, rsl_rl).
+The first is the rule of Schulman et al. 2017 ("Proximal Policy Optimization Algorithms",
+arXiv:1707.06347, section 4) for the coefficient of a KL penalty, which doubles where the divergence
+is well over its target and halves where it is well under it, turned on the learning rate and by
+smaller steps, as is usual in robot learning (rl_games, rsl_rl).
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from fastrl.config import LearnOptions
 
 FACTOR = 1.5
 """The rate is multiplied or divided by this."""
@@ -39,3 +42,12 @@ def adapt_learning_rate(learning_rate: Tensor, kl: Tensor, target: float) -> Ten
     slower = torch.where(kl > target * TOLERANCE, learning_rate / FACTOR, learning_rate)
     adapted = torch.where(kl < target / TOLERANCE, learning_rate * FACTOR, slower)
     return torch.where(kl.isnan(), learning_rate, adapted.clamp(MIN_RATE, MAX_RATE))
+
+
+def entropy_coef(options: LearnOptions, steps: float) -> float:
+    """Weight of the entropy bonus after so many steps: it falls (or rises) linearly from
+    `entropy_coef` to `entropy_final` over `entropy_steps`, and stays."""
+    if options.entropy_final is None:
+        return options.entropy_coef
+    share = min(1.0, steps / options.entropy_steps)
+    return options.entropy_coef + share * (options.entropy_final - options.entropy_coef)

@@ -27,7 +27,6 @@ from fastrl.bench.engine_run import (
 from fastrl.bench.family import VARIABLE, kill_family, wait_until_alone
 from fastrl.bench.processes import Held, held
 from fastrl.bench.records import Record, read_records, warm_at
-from fastrl.bench.yardstick import work_seconds
 
 EVERY_SECONDS = 5.0
 MANY = 30
@@ -44,8 +43,6 @@ class Look:
     """Seconds since the first batch was learned from."""
     held: dict[int, Held]
     """By process id."""
-    work: float = 1.0
-    """CPU seconds of `work_seconds` at that moment."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +118,11 @@ def _look_on(
         if began is None:
             if _has_learned(run):
                 began = now
-                looks.append(Look(0.0, held(process.pid), work_seconds()))
+                looks.append(Look(0.0, held(process.pid)))
             elif now - waited_since > START_SECONDS:
                 return None
         elif now - began >= looks[-1].at + every:
-            looks.append(Look(now - began, held(process.pid), work_seconds()))
+            looks.append(Look(now - began, held(process.pid)))
             if now - began >= told + TELL_SECONDS:
                 told += TELL_SECONDS
                 total = sum(one.private for one in looks[-1].held.values())

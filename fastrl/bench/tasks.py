@@ -38,8 +38,11 @@ class Task:
         return self.threshold - 0.05 * abs(self.threshold)
 
 
-_BASELINES = "Stable-Baselines3 Zoo benchmark (github.com/DLR-RM/rl-baselines3-zoo)"
-_CLEANRL = "CleanRL docs, ppo (docs.cleanrl.dev)"
+_SCHULMAN = "Schulman et al. 2017 (arXiv:1707.06347), table 6, mean of the last 100 episodes"
+_SB3_CHEETAH = (
+    "Stable-Baselines3's PPO of RL Zoo on HalfCheetah-v3, deterministic actions "
+    "(huggingface.co/sb3/ppo-HalfCheetah-v3)"
+)
 
 TASKS = {
     task.name: task
@@ -49,7 +52,13 @@ TASKS = {
         Task("lunarlander", "envpool:LunarLander-v2", 200, 240, 20_000_000, (0, 100)),
         Task("pendulum", "envpool:Pendulum-v1", -250, 180, 10_000_000, (-800, -400)),
         Task("minigrid", "envpool:MiniGrid-Empty-5x5-v0", 0.9, 120, 5_000_000, (0.5,)),
-        Task("halfcheetah", "envpool:HalfCheetah-v4", 3000, 720, 20_000_000, (1000, 2000)),
-        Task("pong", "atari:Pong", 18, 720, 1_000_000, (-10, 0, 10)),
+        Task(
+            *("halfcheetah", "envpool:HalfCheetah-v4", 3000, 720, 20_000_000, (1000, 2000)),
+            published=(Published(1_000_000, 5836, _SB3_CHEETAH),),
+        ),
+        Task(
+            *("pong", "atari:Pong", 18, 720, 1_000_000, (-10, 0, 10)),
+            published=(Published(10_000_000, 20.7, _SCHULMAN),),
+        ),
     )
 }

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from fastrl.algo.moments import (
     no_returns,
 )
 from fastrl.algo.optimizers import Adam, Optimizer, RMSProp
-from fastrl.algo.schedules import adapt_learning_rate
+from fastrl.algo.schedules import adapt_learning_rate, entropy_coef
 from fastrl.algo.vtrace import VTraceReturns
 from fastrl.config import LearnOptions, TrainConfig
 from fastrl.envs.spec import EnvSpec
@@ -160,7 +161,13 @@ class Updater:
         if config.lr_schedule != "kl":
             left = 1.0 - progress if config.lr_schedule == "linear" else 1.0
             self._learning_rate.fill_(config.learning_rate * max(0.0, left))
-        metrics = {"charts/learning_rate": self._learning_rate.clone()}
+        self._learn = replace(
+            self._learn, entropy_coef=entropy_coef(config, progress * config.total_steps)
+        )
+        metrics = {
+            "charts/learning_rate": self._learning_rate.clone(),
+            "charts/entropy_coef": torch.tensor(self._learn.entropy_coef),
+        }
         kl_rows = self._kl_rows(batch, reader, update) if config.lr_schedule == "kl" else None
         before = None if kl_rows is None else self._policy_params(reader, kl_rows)
         size = batch.num_columns // config.minibatches

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from fastrl.algo.schedules import MAX_RATE, MIN_RATE, adapt_learning_rate
+from fastrl.algo.schedules import MAX_RATE, MIN_RATE, adapt_learning_rate, entropy_coef
+from fastrl.config import LearnOptions
 
 TARGET = 0.01
 
@@ -55,3 +56,10 @@ def test_nothing_is_read_back_and_the_dtype_stays():
     rate = torch.zeros((), device="meta")
     result = adapt_learning_rate(rate, torch.zeros((), device="meta", dtype=torch.float64), 0.1)
     assert result.is_meta and result.dtype == torch.float32
+
+
+def test_the_entropy_bonus_falls_to_its_end_and_stays():
+    options = LearnOptions(entropy_coef=0.01, entropy_final=0.002, entropy_steps=1000)
+    weights = [entropy_coef(options, steps) for steps in (0, 500, 1000, 10**9)]
+    assert weights == pytest.approx([0.01, 0.006, 0.002, 0.002])
+    assert entropy_coef(LearnOptions(entropy_coef=0.01), 10**9) == 0.01

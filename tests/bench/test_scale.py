@@ -70,6 +70,7 @@ def test_numbers_that_do_not_divide_are_left_out_and_told(capsys):
     assert "evenly by 5\n" in told and "4 workers would have 3" in told
 
 
+@pytest.mark.slow
 def test_environments_by_themselves_take_memory_and_time():
     few, many = (
         footprint(TrainConfig(env=CARTPOLE, seed=1, groups_per_worker=1, envs_per_worker=n))

@@ -14,7 +14,6 @@ from fastrl.bench.options import SoakOptions
 from fastrl.bench.processes import Held, held
 from fastrl.bench.soak import PROFILES, judge, rate_bound, report_of, slope_bound
 from fastrl.bench.soak_run import Look, Soaked
-from fastrl.bench.yardstick import work_seconds
 
 MB = 10**6
 ROLES = {1: "main", 2: "inference", 3: "learner", 4: "rollout", 5: "rollout"}
@@ -51,7 +50,7 @@ def test_a_steady_run_keeps_every_promise():
     assert all(one.kept for one in verdicts)
     assert [one.name for one in verdicts] == [
         *(f"memory of {role}" for role in ("rollout", "inference", "learner", "main")),
-        *("processes", "open files", "threads", "efficiency", "end by SIGINT", "processes left"),
+        *("processes", "open files", "threads", "steps/s", "end by SIGINT", "processes left"),
     ]
 
 
@@ -139,7 +138,7 @@ def test_a_role_that_is_gone_is_no_small_one():
     assert broken(soaked(looks)) == ["memory of learner", "processes"]
 
 
-@pytest.mark.parametrize("factor, kept", [(0.88, False), (0.92, True), (1.08, True), (1.2, False)])
+@pytest.mark.parametrize("factor, kept", [(0.88, False), (0.92, True), (1.08, True), (1.2, True)])
 def test_a_rate_that_changes_is_found(factor, kept):
     before = records_of(1000, 500, 0.5, 300, start=0.0)
     after = records_of(1000 * factor, 500, 0.5, 300, start=0.0)
@@ -148,28 +147,11 @@ def test_a_rate_that_changes_is_found(factor, kept):
     assert (broken(soaked(records=[*before, *later])) == []) == kept
 
 
-@pytest.mark.parametrize("slower, kept", [(1.0, False), (1.2, True), (1.5, False)])
-def test_a_rate_is_told_in_what_the_machine_can_do_then(slower, kept):
-    before = records_of(1200, 500, 0.5, 300, start=0.0)
-    after = records_of(1000, 500, 0.5, 300, start=0.0)
-    at, steps = before[-1]["seconds"], before[-1]["steps"]
-    later = [r | {"seconds": r["seconds"] + at, "steps": r["steps"] + steps} for r in after]
-    looks = [
-        dataclasses.replace(look, work=0.01 * (slower if look.at > 300 else 1.0))
-        for look in looks_of()
-    ]
-    assert (broken(soaked(looks, [*before, *later])) == []) == kept
-
-
-def test_the_yardstick_is_some_milliseconds_of_work():
-    assert 1e-4 < min(work_seconds() for _ in range(5)) < 0.1
-
-
 def test_a_run_that_stands_still_at_its_end_is_found():
     records = records_of(1000, 500, 0.5, 400, start=0.0)
     still = [records[-1] | {"seconds": 400.0 + at} for at in range(200)]
     (found,) = [one for one in judge(soaked(records=[*records, *still])) if not one.kept]
-    assert found.name == "efficiency" and "a rate takes two" in found.found
+    assert found.name == "steps/s" and "a rate takes two" in found.found
 
 
 def test_the_end_is_part_of_it():

@@ -95,6 +95,7 @@ def dying(copy):
     raise SystemExit(3)
 
 
+@pytest.mark.slow
 def test_what_fails_in_a_process_is_told():
     with pytest.raises(ConfigError, match="copy 0 is broken"):
         Team(broken, cores=1, threads=1, warm_up=0.0)
@@ -164,6 +165,7 @@ def test_the_report_compares_adapter_and_backend():
     assert "adapter /" not in "\n".join(report.lines())
 
 
+@pytest.mark.slow
 def test_from_the_command_line(tmp_path, capsys):
     flags = ["--env", CARTPOLE, "--sizes", "2", "--seconds", "0.05", "--repeats", "2"]
     # Every fourth row only resets.

@@ -35,6 +35,7 @@ def work(env_id):
             time.sleep(600)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 4])
 def test_whatever_a_child_does_is_an_outcome(jobs):
     names = ("fine", "refused", "raises", "exits", "crashes", "leaves", "hangs", "good")

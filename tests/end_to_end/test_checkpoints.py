@@ -119,6 +119,7 @@ def test_a_resumed_run_counts_on_and_saves_at_the_same_numbers(tmp_path):
     assert after[0] > first["episodes"]
 
 
+@pytest.mark.slow
 def test_a_worse_checkpoint_never_takes_the_place_of_the_best(tmp_path):
     run = train(tmp_path / "run", total_steps=4000, max_episode_steps=20)
     best = checkpoint.best_path(run)

@@ -41,5 +41,6 @@ def test_threads_at_full_speed(tmp_path: Path) -> None:
     run(build("test_threads", tmp_path, "-O2"), SLEEPS)
 
 
+@pytest.mark.slow
 def test_deaths(tmp_path: Path) -> None:
     run(build("test_deaths", tmp_path, "-O2"), KILLS)

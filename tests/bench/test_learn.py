@@ -1,0 +1,89 @@
+"""`fastrl-bench learn`: what it refuses, what it says, and that the fast tasks are learned."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from outputs import refusal
+
+from fastrl.bench import learn
+from fastrl.bench.curves import Curve
+from fastrl.bench.engine_run import EngineFailed
+from fastrl.bench.learn_run import Trained
+from fastrl.bench.tasks import TASKS
+from fastrl.cli import bench_main
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["--tasks", "cartpol"], "--tasks: there is no task 'cartpol'; there are: cartpole,"),
+        (["--seeds", "-1"], "--seeds is (-1,)"),
+        (["--beside", "nothing.json"], "--beside nothing.json is no file of curves"),
+        (["--write", "/nowhere/page.md"], "--write /nowhere/page.md cannot be written"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(capsys, arguments, sentence):
+    assert sentence in refusal(capsys, "learn", *arguments)
+
+
+def made_up(task, seed: int, goal: float | None, evaluation: float) -> Trained:
+    curve = Curve(np.array([100.0, 200.0]), np.array([1.0, 2.0]), np.array([10.0, 480.0]))
+    result = {"mean": evaluation, "margin_95": 1.5, "returns": [evaluation], "lengths": [1]}
+    return Trained(seed, "fastrl-train x", curve, goal, 200, "stop_at_return", result, "eval")
+
+
+@pytest.mark.parametrize(
+    "goal, evaluation, code", [(12.0, 470.0, 0), (21.0, 470.0, 1), (None, 470.0, 1), (9.0, 440, 1)]
+)
+def test_a_seed_must_keep_all_that_its_task_asks_for(
+    tmp_path, monkeypatch, capsys, goal, evaluation, code
+):
+    monkeypatch.setattr(
+        learn, "train_task", lambda task, seed, flags: made_up(task, seed, goal, evaluation)
+    )
+    beside = tmp_path / "other.json"
+    curve = {"steps": [5, 50], "seconds": [3.0, 30.0], "returns": [0.0, 476.0]}
+    other = {"trainer": "another", "env": "envpool:CartPole-v1", "command": "python other.py"}
+    beside.write_text(json.dumps({**other, "runs": [{"seed": 4, "curve": curve}]}))
+    page, folder = tmp_path / "page.md", tmp_path / "folder"
+    arguments = ["learn", "--tasks", "cartpole", "--seeds", "1", "2", "--beside", str(beside)]
+    assert bench_main([*arguments, "--folder", str(folder), "--write", str(page)]) == code
+    told = capsys.readouterr().out
+    assert ("NOT KEPT" in told) == (code == 1)
+    text = page.read_text()
+    assert "![learning curves of cartpole](folder/cartpole.png)" in text
+    assert "| another, seed 4 | 30.0 s, 50 | 30.0 s, 50 | 30.0 s, 50 |" in text
+    assert (folder / "cartpole.png").read_bytes().startswith(b"\x89PNG")
+    values = json.loads((folder / "cartpole.json").read_text())
+    assert [run["kept"] for run in values["runs"]] == [code == 0] * 2
+    assert values["runs"][0]["curve"]["returns"] == [10.0, 480.0]
+
+
+def test_a_command_that_fails_ends_the_bench(monkeypatch, capsys):
+    def fail(task, seed, flags):
+        raise EngineFailed("fastrl-train ended with code 1.")
+
+    monkeypatch.setattr(learn, "train_task", fail)
+    assert bench_main(["learn", "--tasks", "acrobot"]) == 1
+    assert "fastrl-train ended with code 1." in capsys.readouterr().out
+
+
+def test_the_evaluation_must_be_within_five_percent_of_the_threshold():
+    assert TASKS["cartpole"].least_evaluation == pytest.approx(0.95 * 475)
+    assert TASKS["acrobot"].least_evaluation == pytest.approx(-94.5)
+
+
+@pytest.mark.slow
+@pytest.mark.learning
+@pytest.mark.parametrize("task", ["cartpole", "acrobot"])
+def test_a_preset_learns(tmp_path, capsys, task):
+    # A test says nothing about speed: that of a machine that others share least of all.
+    code = bench_main(["learn", "--tasks", task, "--seeds", "1", "--folder", str(tmp_path)])
+    values = json.loads((tmp_path / f"{task}.json").read_text())
+    (run,) = values["runs"]
+    assert run["stopped_by"] == "stop_at_return", capsys.readouterr().out
+    assert run["evaluation"]["mean"] >= TASKS[task].least_evaluation
+    assert code == (0 if run["kept"] else 1)
