@@ -62,6 +62,14 @@ def evaluation_path(run_dir: Path, steps: int) -> Path:
     return run_dir / FOLDER / f"evaluate_{steps:012d}.pt"
 
 
+def remove_evaluations(run_dir: Path) -> None:
+    """Remove the policies that nobody came to evaluate before the run was ended."""
+    folder = run_dir / FOLDER
+    with contextlib.suppress(OSError):
+        for path in folder.glob("evaluate_*.pt"):
+            path.unlink(missing_ok=True)
+
+
 def milestone_path(run_dir: Path, steps: int) -> Path:
     """Path under which the checkpoint taken after so many steps is kept for ever."""
     return run_dir / FOLDER / f"milestone_{steps:012d}.pt"
@@ -325,8 +333,11 @@ def _load_fitting(
     return state
 
 
-def best_score(run_dir: Path) -> tuple[float | None, list[str]]:
+def best_score(run_dir: Path, evaluated: bool = False) -> tuple[float | None, list[str]]:
     """Score of best.pt, None where there is none; also a sentence where it cannot be used.
+
+    A score of an evaluation (`evaluated`) is not compared with one of training, which is the
+    highest of many means: to whom asks for the other kind there is none.
 
     In that case it is put aside, and the next checkpoint with a score takes its place.
     """
@@ -334,7 +345,9 @@ def best_score(run_dir: Path) -> tuple[float | None, list[str]]:
     if not path.exists():
         return None, []
     try:
-        return load(path).get("score"), []
+        state = load(path)
+        same_kind = bool(state.get("evaluated", False)) == evaluated
+        return (state.get("score") if same_kind else None), []
     except ValueError as error:
         _put_aside(path)
         return None, [f"{error} The next checkpoint with a score takes its place."]

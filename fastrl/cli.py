@@ -59,8 +59,8 @@ class EvalOptions:
     greedy: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Take the most probable action instead of sampling."""
     checkpoint: str = "newest"
-    """newest (that can be read), best (the highest mean return of 100 episodes in training), or the
-    path of a file."""
+    """newest (that can be read), best (the highest mean return of 100 episodes in training, or with
+    --eval-every the one that was evaluated best), or the path of a file."""
     json: Path | None = None
     """Write the result there as well, with the return of each episode."""
 

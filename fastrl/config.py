@@ -30,6 +30,8 @@ UNSET: Any = None
 not."""
 
 INT32_MAX = 2**31 - 1
+DEFAULT_EVAL_EPISODES = 32
+DEFAULT_ENTROPY_STEPS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ class RunOptions:
     """Steps between evaluations, each in environments of its own, in a process of its own: their
     returns are the curve eval/episodic_return, and best.pt is the best of these policies. Unset:
     none."""
-    eval_episodes: int = 32
-    """Episodes of each of these evaluations."""
+    eval_episodes: int | None = None
+    """Episodes of each of these evaluations; default 32."""
     exact_resume: bool = False
     """In sync: a run that was killed and resumed gives the bits of one that was not. Every
     environment is made anew at each scheduled checkpoint (--save-every in updates), so episodes
@@ -99,8 +101,8 @@ class RolloutOptions:
     and in async 1 where there are more than two workers per core: other workers step meanwhile, and
     larger groups cost less."""
     envs_per_worker: int = UNSET
-    """Environments of one worker over all its groups; by default 128 environments are spread
-    evenly."""
+    """Environments of one worker over all its groups; by default the preset's number of
+    environments is spread evenly."""
     rollout_length: int = UNSET
     """T, the steps of every environment in one rollout."""
     stagger: int = 100
@@ -169,8 +171,8 @@ class LearnOptions:
     """Weight of the entropy bonus."""
     entropy_final: float | None = None
     """Weight that the entropy bonus falls to, linearly over --entropy-steps; unset: it stays."""
-    entropy_steps: int = 1_000_000
-    """Steps over which it falls."""
+    entropy_steps: int | None = None
+    """Steps over which it falls; default 1,000,000."""
     value_coef: float = UNSET
     """Weight of the value loss."""
     normalize_advantage: bool = True
@@ -348,6 +350,11 @@ def check(config: TrainConfig) -> TrainConfig:
     check_cnn(config)
     if not re.fullmatch(r"cpu|cuda(:\d+)?", config.device):
         raise ConfigError(f"--device is {shown(config.device)}; it must be cpu, cuda or cuda:N.")
+    for name, needed in (("eval_episodes", "eval_every"), ("entropy_steps", "entropy_final")):
+        if getattr(config, name) is not None and getattr(config, needed) is None:
+            raise ConfigError(
+                f"{flag_of(name)} means nothing without {flag_of(needed)}; give both or neither."
+            )
     if config.preset is not None:
         load_preset(config.preset)  # refuses one that there is not
     save_interval(config.save_every)

@@ -11,6 +11,7 @@ import math
 import os
 import secrets
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -83,7 +84,7 @@ class Evaluation:
             "greedy": self.greedy,
             "episodes": len(self.returns),
             "mean": self.mean,
-            "margin_95": self.margin(),
+            "margin_95": self.margin() if len(self.returns) > 1 else None,
             "returns": self.returns.tolist(),
             "lengths": self.lengths.tolist(),
         }
@@ -94,11 +95,11 @@ def load_policy(
 ) -> tuple[ActingPolicy, EnvSpec, TrainConfig, Path, int]:
     """Load a checkpoint of a run folder: the newest one that can be read, the best, or a path.
 
-    `checkpoint` is newest, best (the one with the highest mean return of 100 episodes while it was
-    trained), or the path of a file. Returns the acting policy, the environment's spaces, the run's
-    configuration, the checkpoint's path and its step count. Each newer checkpoint that is damaged
-    is named in a line on stderr. Raises ConfigError where the folder holds no run, no checkpoint
-    that can be read, or not the one that is named.
+    `checkpoint` is newest, best (the highest mean return of 100 episodes while it was trained, or
+    with --eval-every the one that was evaluated best), or the path of a file. Returns the acting
+    policy, the environment's spaces, the run's configuration, the checkpoint's path and its step
+    count. Each newer checkpoint that is damaged is named in a line on stderr. Raises ConfigError
+    where the folder holds no run, no checkpoint that can be read, or not the one that is named.
     """
     # Absolute, before a module of the user's can change the current folder.
     run = Path(run).absolute()
@@ -128,13 +129,14 @@ def evaluate(
     seed: int | None = None,
     greedy: bool = False,
     checkpoint: Path | str = "newest",
+    progress: Callable[[], object] = lambda: None,
 ) -> Evaluation:
     """Play `episodes` whole episodes with a checkpoint of `run` (see `load_policy`).
 
     Each of min(episodes, 128) environments plays an equal number, its first ones, so that short
     episodes are not preferred. Actions are sampled, or with `greedy` the most probable ones. torch
-    computes in one thread meanwhile. Raises ConfigError as `load_policy`, and where an episode does
-    not end.
+    computes in one thread meanwhile; `progress` is called after each step. Raises ConfigError as
+    `load_policy`, and where an episode does not end.
     """
     if not 1 <= episodes <= INT32_MAX:
         bound = "at least 1" if episodes < 1 else f"at most {INT32_MAX:,}"
@@ -156,7 +158,7 @@ def evaluate(
         if (set_progress := getattr(env, "set_progress", None)) is not None:
             set_progress(steps, config.total_steps)
         try:
-            records = _play(policy, env, quota, seed, greedy)
+            records = _play(policy, env, quota, seed, greedy, progress)
         finally:
             env.close()
     finally:
@@ -172,7 +174,12 @@ def evaluate(
 
 
 def _play(
-    policy: ActingPolicy, env: VectorEnv, quota: np.ndarray, seed: int, greedy: bool
+    policy: ActingPolicy,
+    env: VectorEnv,
+    quota: np.ndarray,
+    seed: int,
+    greedy: bool,
+    progress: Callable[[], object] = lambda: None,
 ) -> list[list[tuple[float, int]]]:
     """Play until environment i has ended quota[i] episodes; (return, length) of each, in order."""
     spec = env.spec
@@ -223,4 +230,5 @@ def _play(
             )
         ignored = out.terminated | out.truncated
         step += 1
+        progress()
     return records

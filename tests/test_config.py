@@ -67,11 +67,11 @@ def test_the_preset_follows_the_environment_and_what_it_shows(
     assert config.reward_clip == reward_clip
     assert (config.preset, config.dtype, config.workers) == (preset, "f32", 4)
     assert config.envs_per_worker == load_preset(preset).num_envs / 4
-    unset = [name for name in field_names() if getattr(config, name) is None]
-    assert set(unset) == {
+    unset = {name for name in field_names() if getattr(config, name) is None}
+    assert unset | {"cnn_activation"} == {
         "stop_at_return", "run_dir", "init_from", "max_episode_steps", "frame_stack",
         "separate_critic", "channels", "image_features", "env_timeout", "milestone_every",
-        "eval_every", "entropy_final",
+        "eval_every", "entropy_final", "eval_episodes", "entropy_steps", "cnn_activation",
     }  # fmt: skip
 
 
@@ -312,6 +312,8 @@ def test_in_sync_the_number_of_environments_does_not_depend_on_the_machine(optio
         ({"algorithm": "ppo", "mode": "async"}, "--algorithm ppo has no correction for policy lag"),
         ({"algorithm": "a2c"}, "--algorithm is 'a2c'; it must be 'appo' or 'impala' or 'ppo'"),
         ({"eval_every": 0}, "--eval-every is 0; it must be at least 1"),
+        ({"eval_episodes": 5}, "--eval-episodes means nothing without --eval-every"),
+        ({"entropy_steps": 5}, "--entropy-steps means nothing without --entropy-final"),
         ({"mode": "sync", "log_every": 5.0}, "--log-every is 5.0 in sync mode"),
         ({"mode": "sync", "inference_wait": 3.0}, "--inference-wait is 3.0, but in sync mode"),
         ({"workers": 0, "log_every": "5s"}, "--log-every is 5s in sync mode"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastrl.config import LearnOptions
+from fastrl.config import DEFAULT_ENTROPY_STEPS, LearnOptions
 
 FACTOR = 1.5
 """The rate is multiplied or divided by this."""
@@ -49,5 +49,5 @@ def entropy_coef(options: LearnOptions, steps: float) -> float:
     `entropy_coef` to `entropy_final` over `entropy_steps`, and stays."""
     if options.entropy_final is None:
         return options.entropy_coef
-    share = min(1.0, steps / options.entropy_steps)
+    share = min(1.0, steps / (options.entropy_steps or DEFAULT_ENTROPY_STEPS))
     return options.entropy_coef + share * (options.entropy_final - options.entropy_coef)

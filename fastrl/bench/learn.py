@@ -53,8 +53,11 @@ def run(options: LearnOptions) -> int:
                 trained.append(train_task(task, seed, options.flags))
             except EngineFailed as failure:
                 print(f"fastrl-bench: {failure}", flush=True)
-                return 1
+                kept = False
+                continue
             print(f"  {_sentence(task, trained[-1])}", flush=True)
+        if not trained:
+            continue
         others = [other for other in beside if other["env"] == task.env]
         report = _report(task, trained, others, options, before)
         json_path, plot_path = None, None

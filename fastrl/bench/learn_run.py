@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fastrl.bench.curves import Curve, curve_of
 from fastrl.bench.engine_run import STOP_SECONDS, EngineFailed, command_line
 from fastrl.bench.records import read_records
 from fastrl.bench.tasks import Task
 
 EVALUATION_EPISODES = 100
-GOAL = "the mean return of the last 100 episodes is"
+GOAL = re.compile(r"the mean return of the last 100 episodes is (-?[\d.]+), the goal")
 STEP = re.compile(r"workers? steps? after ([\d.]+) s")
 OVER = 2.0
 """A run is given this many times its task's time: how late it comes is worth knowing."""
@@ -71,13 +73,16 @@ def train_task(task: Task, seed: int, flags: tuple[str, ...]) -> Trained:
                 f"fastrl-train ended with code {code}. Its last lines:\n"
                 + "\n".join(watch.lines[-20:])
             )
-        records = read_records(run)
+        try:
+            records = read_records(run)
+        except ValueError as error:
+            raise EngineFailed(str(error)) from error
         curve = curve_of(records)
         evaluation, evaluation_command = _evaluate(run, seed)
         return Trained(
             seed,
             "fastrl-train " + " ".join(shown),
-            Curve(curve.steps, curve.seconds + watch.late, curve.returns),
+            watch.whole(curve, int(records[-1]["steps"])),
             watch.goal_seconds,
             int(records[-1]["steps"]),
             str(records[-1].get("stopped_by", "")),
@@ -89,12 +94,15 @@ def train_task(task: Task, seed: int, flags: tuple[str, ...]) -> Trained:
 def _evaluate(run: Path, seed: int) -> tuple[dict[str, Any], str]:
     path = run.parent / "evaluation.json"
     flags = ["--episodes", str(EVALUATION_EPISODES), "--seed", str(seed + 1000)]
-    done = subprocess.run(
-        command_line("fastrl-eval", str(run), *flags, "--json", str(path)),
-        capture_output=True,
-        text=True,
-        timeout=EVALUATION_SECONDS,
-    )
+    try:
+        done = subprocess.run(
+            command_line("fastrl-eval", str(run), *flags, "--json", str(path)),
+            capture_output=True,
+            text=True,
+            timeout=EVALUATION_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EngineFailed(f"fastrl-eval did not end in {EVALUATION_SECONDS:g} s.") from error
     if done.returncode:
         raise EngineFailed(f"fastrl-eval ended with code {done.returncode}: {done.stderr}")
     result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -107,6 +115,7 @@ class _Watch:
     def __init__(self, command: list[str]) -> None:
         self.lines: list[str] = []
         self.goal_seconds: float | None = None
+        self.goal_return = 0.0
         self.late = 0.0
         """Seconds from the command's start to that of the run's own clock, once that was told."""
         self._began = time.monotonic()
@@ -123,9 +132,22 @@ class _Watch:
             step = STEP.search(line)
             if step:
                 self.late = max(0.0, now - float(step[1]))
-            if GOAL in line and self.goal_seconds is None:
-                self.goal_seconds = now
+            reached = GOAL.search(line)
+            if reached and self.goal_seconds is None:
+                self.goal_seconds, self.goal_return = now, float(reached[1])
             self.lines.append(line.rstrip("\n"))
+
+    def whole(self, curve: Curve, steps: int) -> Curve:
+        """The curve by the command's clock, and the goal at its end, which lies between records."""
+        curve = Curve(curve.steps, curve.seconds + self.late, curve.returns)
+        if self.goal_seconds is None:
+            return curve
+        before = curve.seconds < self.goal_seconds
+        return Curve(
+            np.append(curve.steps[before], steps),
+            np.append(curve.seconds[before], self.goal_seconds),
+            np.append(curve.returns[before], self.goal_return),
+        )
 
     def wait(self, seconds: float) -> int | None:
         """Wait for the end, from `seconds` on by an interrupt; None where it does not come."""

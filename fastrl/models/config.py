@@ -32,7 +32,10 @@ class ModelConfig:
     hidden: tuple[int, ...] | None = None
     """Widths of the hidden layers of MLPs. Unset: the preset's (64 64 for most)."""
     activation: Literal["tanh", "relu", "elu"] | None = None
-    """Activation after each hidden layer of MLPs (CNNs always use relu). Unset: the preset's."""
+    """Activation after each hidden layer of MLPs. Unset: the preset's."""
+    cnn_activation: Literal["relu", "elu"] | None = None
+    """Activation of the CNNs of auto and nature (impala always has relu). Unset: the preset's, else
+    relu."""
     channels: tuple[int, ...] | None = None
     """Channels of the CNN: three numbers for auto and nature (default 32 64 64), one per section
     for impala (16 32 32)."""

@@ -2,7 +2,7 @@
 import.
 
 Main names these functions when it starts a process, so this file must not import torch; the
-learner's and inference's bodies are imported in their own processes.
+bodies of learner, inference and evaluator are imported in their own processes.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ class Evaluations:
         self._control = control
         self._wait = wait
         self._asked = 0
+        checkpoint.remove_evaluations(run_dir)
         self._waits = config.mode == "sync"
 
     def ask_if_due(self, steps: int) -> None:
@@ -64,14 +65,17 @@ class Evaluations:
     def ask(self, steps: int) -> None:
         """Ask for an evaluation of the present policy."""
         path = checkpoint.evaluation_path(self._run_dir, steps)
+        self._last = steps  # whatever comes of it: a full disk is not tried after each update
         try:
             checkpoint.write(path, steps, self._state())
         except OSError as error:
             self._tell(NoticeReport(f"nothing could be evaluated after {steps:,} steps: {error}"))
             return
-        self._last = steps
         self._asked += 1
-        self._tell(EvaluationRequest(str(path), steps))
+        if self._tell(EvaluationRequest(str(path), steps)) is False:
+            # Main takes nothing in: nobody will play it, nor should anyone wait for that.
+            self._asked -= 1
+            path.unlink(missing_ok=True)
 
     def ask_at_the_end(self, steps: int) -> None:
         """Ask for the run's last policy, where it is not the one asked for last."""

@@ -111,9 +111,9 @@ class Journal:
         self._settle(self._reported)
         return self._learner.state()
 
-    def end(self, after_failure: bool = False) -> None:
-        """Report what is left and save; raises OSError where the last checkpoint cannot be
-        written."""
+    def end(self, after_failure: bool = False, evaluate: bool = True) -> None:
+        """Report what is left, save, and have the last policy evaluated if any are; raises OSError
+        where the last checkpoint cannot be written."""
         learner = self._learner
         if self._means.updates:
             self._report()
@@ -130,6 +130,6 @@ class Journal:
         problem = self._saver.save(learner.steps)
         if problem is not None:
             raise OSError(f"The last checkpoint could not be written: {problem}")
-        if not after_failure:
+        if evaluate and not after_failure:
             self._evaluations.ask_at_the_end(learner.steps)
         self._tell(EndReport(learner.steps, learner.updates_of_this_run))

@@ -7,6 +7,7 @@ processes whose death ends the run write here, and nothing in main waits for the
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import threading
@@ -76,13 +77,18 @@ class EvaluationResult:
     seconds: float
     is_best: bool
     """Whether best.pt is this policy now."""
+    problem: str | None = None
+    """What went wrong besides."""
 
     def describe(self) -> str:
         """Say so in a line."""
         best = ", the best so far" if self.is_best else ""
+        between = "" if math.isnan(self.margin) else f" ± {self.margin:.2f} (95 %)"
+        episodes = f"{self.episodes} episode{'s' if self.episodes > 1 else ''}"
+        problem = "" if self.problem is None else f"; {self.problem}"
         return (
-            f"evaluated after {self.steps:,} steps: return {self.mean:.2f} ± {self.margin:.2f} "
-            f"(95 %, {self.episodes} episodes, {self.seconds:.1f} s){best}"
+            f"evaluated after {self.steps:,} steps: return {self.mean:.2f}{between}, {episodes}, "
+            f"{self.seconds:.1f} s{best}{problem}"
         )
 
     def metrics(self) -> dict[str, float]:

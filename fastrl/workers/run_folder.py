@@ -217,7 +217,8 @@ def _go_on(
         changed |= _groups_anew(stored, changed)
     if changed.keys() & {"workers", "groups_per_worker"} and "envs_per_worker" not in given:
         changed |= _spread_anew(stored, changed)
-    if changed.get("workers") == 0 and "mode" not in given:
+    alone = changed.get("workers") == 0 or changed.get("algorithm") == "ppo"
+    if alone and "mode" not in given:
         changed["mode"] = "sync"
     # What was derived from an option that is another now is derived again.
     every_env = max(1, int(stored.workers)) * stored.envs_per_worker

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastrl.config import DEFAULT_EVAL_EPISODES
 from fastrl.envs import VectorEnv, describe
 from fastrl.envs.options import EnvOptions
 from fastrl.errors import ConfigError
@@ -126,7 +127,9 @@ class _Run:
         self._console = console
         self._goal_reached = False
         config = shared.plan.config
-        self._evaluator = Evaluator(run_dir, config.seed, config.eval_episodes, config.keep_best)
+        self._evaluator = Evaluator(
+            run_dir, config.seed, config.eval_episodes or DEFAULT_EVAL_EPISODES, config.keep_best
+        )
 
     def take_report(self, report: Any) -> None:
         """Take in a report as it is made."""
@@ -138,7 +141,10 @@ class _Run:
         elif isinstance(report, NoticeReport):
             self._console.say(report.text)
         elif isinstance(report, EvaluationRequest):
-            self._record.add_evaluation(self._evaluator.play(report))
+            try:
+                self._record.add_evaluation(self._evaluator.play(report))
+            except (ConfigError, OSError) as error:
+                self._console.say(f"the evaluation after {report.steps:,} steps is lost: {error}")
             self._shared.control.add(Control.EVALUATED, 1)
 
     def loop(
@@ -172,7 +178,7 @@ class _Run:
                     worker.resume(group)
                 journal.after_update(metrics)
                 self._record.tick()
-        journal.end()
+        journal.end(evaluate=stop.number is None)
         self._console.say(f"the learner has finished after {learner.steps:,} steps")
         self._record.finish(stopped_by, learner.updates_of_this_run)
         return stopped_by

@@ -11,6 +11,7 @@ import contextlib
 import resource
 import time
 
+from fastrl.config import DEFAULT_EVAL_EPISODES
 from fastrl.envs import registered
 from fastrl.errors import ConfigError
 from fastrl.models.registry import registered_models
@@ -145,6 +146,7 @@ class Supervisor:
         except BaseException:
             # Whatever went wrong in main: what has been learned is saved all the same.
             self._stop(shared)
+            self._evaluator.end()
             raise
         late = self._stop(shared, failure)
         self._take_reports(shared, record)
@@ -305,8 +307,9 @@ class Supervisor:
         start = EvaluatorStart(
             self._folder.path.absolute(),
             config.seed,
-            config.eval_episodes,
+            config.eval_episodes or DEFAULT_EVAL_EPISODES,
             config.keep_best,
+            config.env_timeout,
             shared.plan.niceness("rollout"),
             self._registered,
             self._models,
@@ -321,6 +324,8 @@ class Supervisor:
 
     def _finish_evaluations(self, stop: StopSignal) -> ProcessDied | None:
         """Wait for the evaluations that were asked for, unless a signal has come or comes."""
+        for child in [c for c in self._crew.members if c.role != "evaluator" and c.has_ended()]:
+            self._crew.discharge(child)  # whose end would wake main again and again
         if self._evaluator.busy and stop.number is None:
             self._console.say("the last evaluation is under way; Ctrl-C leaves it out")
         while self._evaluator.busy and stop.number is None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -177,16 +180,71 @@ class Walk(gymnasium.Env):
 
 
 @pytest.mark.slow
-def test_ctrl_c_does_not_wait_for_an_evaluation(tmp_path):
-    import signal
-    import time
+def test_an_evaluation_that_is_refused_is_told_and_training_goes_on(tmp_path):
+    """Here for a reward that is no number, in the evaluation alone."""
+    (tmp_path / "endless.py").write_text(
+        """
+import gymnasium
 
+spaces = gymnasium.spaces
+
+
+class Walk(gymnasium.Env):
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        with open("/proc/self/comm") as file:
+            self.played = file.read().startswith("fastrl-eval")
+        return self.observation_space.sample() * 0, {}
+
+    def step(self, action):
+        self.steps += 1
+        reward = float("nan") if self.played else 1.0
+        return self.observation_space.sample() * 0, reward, self.steps >= 10, False, {}
+"""
+    )
+    command = Command(
+        "--env", "py:endless:Walk", *TINY, "--run-dir", "run", "--total-steps", "20000",
+        "--eval-every", "15000", "--eval-episodes", "4", cwd=tmp_path,
+    )  # fmt: skip
+    assert command.finish() == 0, command.output
+    assert "The evaluation after" in command.output and "is lost" in command.output
+    assert "Traceback" not in command.output and "nan" in command.output.lower()
+    assert records_of_end(tmp_path / "run")["stopped_by"] == "total_steps"
+    assert command.wait_until_alone(2.0) == {}
+    names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert not any(name.startswith("evaluate_") for name in names)
+
+
+def records_of_end(run) -> dict:
+    return read_records(run)[-1]
+
+
+def plays(command: Command) -> bool:
+    """Whether the evaluator has named itself."""
+    for pid in command.family():
+        try:
+            if Path(f"/proc/{pid}/comm").read_text().strip() == "fastrl-eval":
+                return True
+        except OSError:
+            continue
+    return False
+
+
+@pytest.mark.slow
+def test_ctrl_c_does_not_wait_for_an_evaluation(tmp_path):
     command = Command(
         *CARTPOLE, *TINY, "--run-dir", "run", "--eval-every", "5000", "--eval-episodes", "100000",
         cwd=tmp_path,
     )  # fmt: skip
     command.wait_for("all 2 workers step")
-    time.sleep(4)
+    deadline = time.monotonic() + 60
+    while not plays(command) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert plays(command), "an evaluation is under way"
     began = time.monotonic()
     command.process.send_signal(signal.SIGINT)
     assert command.finish() == 130, command.output

@@ -129,6 +129,9 @@ def test_sizes_reach_the_network():
     encoder = encoder_for(TINY, ModelConfig(model="impala", channels=(8, 9), image_features=7))
     assert [section.conv.out_channels for section in encoder.sections] == [8, 9]
     assert encoder.size_out == 7
+    for leaf in (ATARI, TINY):
+        assert encoder_for(leaf, ModelConfig()).activation == "relu"
+        assert encoder_for(leaf, ModelConfig(cnn_activation="elu")).activation == "elu"
     defaults = {ATARI: 512, TINY: 256}
     assert {leaf: encoder_for(leaf, ModelConfig()).size_out for leaf in defaults} == defaults
     assert encoder_for(ATARI, ModelConfig(model="impala")).size_out == 256

@@ -89,10 +89,13 @@ def encoder_for(spec: ObservationSpec, config: ModelConfig) -> LeafEncoder:
 
 def _image_encoder(spec: ObservationSpec, config: ModelConfig) -> ImageEncoder:
     scale, features = pixel_scale(spec), config.image_features
+    activation = config.cnn_activation or "relu"
     if config.model == "impala":
         channels = config.channels or impala.CHANNELS
         return ImpalaEncoder(spec.shape, scale, channels, features or impala.FEATURES)
     channels = config.channels or nature.CHANNELS
     if config.model == "auto" and min(spec.shape[1:]) < nature.MIN_SIZE:
-        return SmallImageEncoder(spec.shape, scale, channels, features or nature.SMALL_FEATURES)
-    return NatureEncoder(spec.shape, scale, channels, features or nature.FEATURES)
+        return SmallImageEncoder(
+            spec.shape, scale, channels, features or nature.SMALL_FEATURES, activation
+        )
+    return NatureEncoder(spec.shape, scale, channels, features or nature.FEATURES, activation)

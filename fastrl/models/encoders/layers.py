@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,10 @@ from fastrl.models.pixels import PickedImages, to_channels_last
 if TYPE_CHECKING:
     from fastrl.envs.spec import ObservationSpec
     from fastrl.models.normalizer import ObservationNormalizer
+
+
+IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu_, "elu": F.elu_}
+"""Activations of CNNs by name, over their own argument."""
 
 
 def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:

@@ -7,10 +7,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastrl.models.encoders.layers import first_convolution, flat_pixels, orthogonal
+from fastrl.models.encoders.layers import IN_PLACE, first_convolution, flat_pixels, orthogonal
 
 if TYPE_CHECKING:
     from fastrl.models.normalizer import ObservationNormalizer
@@ -24,7 +23,7 @@ MIN_SIZE = 36
 
 
 class _ThreeConvolutions(nn.Module):
-    """Three convolutions and a linear layer, each with ReLU."""
+    """Three convolutions and a linear layer, each with an activation (ReLU in the paper)."""
 
     def __init__(
         self,
@@ -34,9 +33,11 @@ class _ThreeConvolutions(nn.Module):
         pixels: int,
         features: int,
         scale: float,
+        activation: str,
     ) -> None:
         """Join the layers; `pixels` is H·W of what the last convolution gives."""
         super().__init__()
+        self.activation = activation
         self.scale = scale
         self.size_out = features
         self.conv1, self.conv2, self.conv3 = conv1, conv2, conv3
@@ -51,14 +52,15 @@ class _ThreeConvolutions(nn.Module):
 
         A normaliser takes the place of the constant scale.
         """
-        x = F.relu_(first_convolution(self.conv1, obs, self.scale, normalizer))
-        x = F.relu_(self.conv2(x))
-        x = F.relu_(self.conv3(x))
-        return F.relu_(self.fc(flat_pixels(x)))
+        act = IN_PLACE[self.activation]
+        x = act(first_convolution(self.conv1, obs, self.scale, normalizer))
+        x = act(self.conv2(x))
+        x = act(self.conv3(x))
+        return act(self.fc(flat_pixels(x)))
 
 
 class NatureEncoder(_ThreeConvolutions):
-    """Convolutions 32×8×8/4, 64×4×4/2, 64×3×3/1, then a linear layer of 512, each with ReLU."""
+    """Convolutions 32×8×8/4, 64×4×4/2, 64×3×3/1, then a linear layer of 512."""
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class NatureEncoder(_ThreeConvolutions):
         scale: float = 1.0 / 255.0,
         channels: tuple[int, ...] = CHANNELS,
         features: int = FEATURES,
+        activation: str = "relu",
     ) -> None:
         """Build for images of `shape` (C, H, W), whose values `scale` brings to about [0, 1].
 
@@ -87,11 +90,12 @@ class NatureEncoder(_ThreeConvolutions):
             height * width,
             features,
             scale,
+            activation,
         )
 
 
 class SmallImageEncoder(_ThreeConvolutions):
-    """Padded 3×3 convolutions of strides 1, 2 and 2, then a linear layer of 256, each with ReLU.
+    """Padded 3×3 convolutions of strides 1, 2 and 2, then a linear layer of 256.
 
     For images from 1×1 up. The first stride is 1, since in a grid of symbols each cell counts; the
     others bring 35×35 to 9×9, so that the linear layer stays small.
@@ -103,6 +107,7 @@ class SmallImageEncoder(_ThreeConvolutions):
         scale: float = 1.0 / 255.0,
         channels: tuple[int, ...] = CHANNELS,
         features: int = SMALL_FEATURES,
+        activation: str = "relu",
     ) -> None:
         """Build for images of `shape` (C, H, W), whose values `scale` brings to about [0, 1]."""
         first, second, third = channels
@@ -114,4 +119,5 @@ class SmallImageEncoder(_ThreeConvolutions):
             height * width,
             features,
             scale,
+            activation,
         )
