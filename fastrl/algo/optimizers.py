@@ -1,6 +1,6 @@
 """Optimisers of one flat tensor, which skip a step where the device says so.
 
-torch's own classes import its compiler at their first use: 1.2 s of a core and 90 MB at every
+torch's own classes import its compiler at their first use: 1.2 s of a core and 70 MB at every
 start, for one tensor with one group of options. Adam here is torch's own fused kernel, called as
 `torch.optim.Adam(fused=True)` calls it.
 

@@ -24,7 +24,7 @@ from fastrl.models.registry import register_models
 from fastrl.monitor.accounts import ROW_SHIFT, Clock
 from fastrl.shm import Weights
 from fastrl.workers.batch import aligned_empty
-from fastrl.workers.heap import keep_freed_memory
+from fastrl.workers.heap import HeapCare, keep_freed_memory
 from fastrl.workers.plan import Plan
 from fastrl.workers.process import Lines, be_nice
 from fastrl.workers.shared import GENERATION_SHIFT, GROUP_MASK, Shared
@@ -225,8 +225,10 @@ def serve(shared: Shared, inference: Inference) -> None:
     everyone = _Everyone(shared) if plan.sync else None
     words = np.zeros(plan.num_groups, np.uint64)
     sources = np.zeros(plan.num_groups, np.uint32)
+    heap = HeapCare()
     clock.store(Clock.STARTED, time.monotonic_ns())
     while True:
+        heap.after_update()
         timeout = 1.0
         if everyone is not None:
             at_least = max(1, everyone.missing)

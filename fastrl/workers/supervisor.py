@@ -174,8 +174,11 @@ class Supervisor:
             if failure is not None:
                 return failure
             self._launch_due()
+            # In sync the engine stands still while a policy is evaluated, and nothing is wrong.
+            awaited = shared.plan.sync and self._evaluator.busy
             for line in watch.lines():
-                self._console.say(line)
+                if not awaited:
+                    self._console.say(line)
             self._take_reports(shared, record)
             record.tick()
             if self._stopped_by is not None:

@@ -99,7 +99,7 @@ def test_a_state_of_another_is_refused_and_changes_nothing():
 
 
 def test_neither_imports_torchs_compiler():
-    """A second of a core and 90 MB at each start."""
+    """A second of a core and 70 MB at each start."""
     script = """
 import sys, torch
 from fastrl.algo.optimizers import Adam, RMSProp

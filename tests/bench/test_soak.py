@@ -121,6 +121,15 @@ def test_a_thread_that_the_learner_says_it_took_is_no_leak():
     ]
 
 
+def test_what_comes_and_goes_is_no_growth_and_what_grows_below_it_is():
+    def sawtooth(pid, at):
+        return 50 * MB + (at % 60) / 60 * 8 * MB * (1 + at / 600)
+
+    assert broken(soaked(looks_of(sawtooth))) == []
+    found = broken(soaked(looks_of(lambda pid, at: sawtooth(pid, at) + at / 60 * MB)))
+    assert set(found) == {f"memory of {role}" for role in ROLES.values()}
+
+
 def test_a_replaced_process_is_found():
     looks = looks_of()
     for place, look in enumerate(looks):

@@ -39,5 +39,5 @@ def test_every_flag_in_the_readme_is_one():
     known = {f"--{name.replace('_', '-')}" for name in field_names()} | {"--index-url", "--help"}
     known |= {"--episodes", "--checkpoint", "--greedy"}
     known |= {"--out", "--threshold", "--logdir", "--dist", "--profile"}
-    known |= {"--no-loadscope-reorder"}
+    known |= {"--no-loadscope-reorder", "--tasks", "--folder", "--write"}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README.read_text())) <= known
