@@ -23,7 +23,6 @@ from typing import Any
 
 import venvs
 
-from fastrl.bench.learn_run import OVER
 from fastrl.bench.tasks import TASKS
 
 HERE = Path(__file__).parent
@@ -59,7 +58,7 @@ def main() -> None:
     parser.add_argument("--torch", default="torch==2.13.0")
     options = parser.parse_args()
     task = TASKS[options.task]
-    seconds = options.seconds or OVER * task.seconds
+    seconds = options.seconds or 2.0 * task.seconds
     requirements = HERE / f"{options.trainer}_learn.txt"
     python = venvs.ensure(options.venvs / requirements.stem, requirements, options.torch)
     runs = []

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,7 +51,7 @@ def run(options: LearnOptions) -> int:
         for seed in options.seeds:
             print(f"{task.name}, seed {seed} ...", flush=True)
             try:
-                trained.append(train_task(task, seed, options.flags))
+                trained.append(train_task(task, seed, options.patience, options.flags))
             except EngineFailed as failure:
                 print(f"fastrl-bench: {failure}", flush=True)
                 kept = False
@@ -87,6 +88,8 @@ def _tasks(options: LearnOptions) -> list[Task]:
             f"--seeds is {shown(options.seeds)}; it must name one or more numbers, each at least 0 "
             f"and at most {INT32_MAX:,}."
         )
+    if not 0 < options.patience < math.inf:
+        raise ConfigError(f"--patience is {options.patience}; it must be more than 0.")
     return [TASKS[name] for name in options.tasks]
 
 

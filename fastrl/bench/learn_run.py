@@ -24,8 +24,6 @@ from fastrl.bench.tasks import Task
 EVALUATION_EPISODES = 100
 GOAL = re.compile(r"the mean return of the last 100 episodes is (-?[\d.]+), the goal")
 STEP = re.compile(r"workers? steps? after ([\d.]+) s")
-OVER = 2.0
-"""A run is given this many times its task's time: how late it comes is worth knowing."""
 EVALUATION_SECONDS = 1800.0
 
 
@@ -52,8 +50,8 @@ class Trained:
         return in_time and self.evaluation["mean"] >= task.least_evaluation
 
 
-def train_task(task: Task, seed: int, flags: tuple[str, ...]) -> Trained:
-    """Train one seed to its goal, or until it has had `OVER` times its time, and evaluate it.
+def train_task(task: Task, seed: int, patience: float, flags: tuple[str, ...]) -> Trained:
+    """Train one seed to its goal, or until it has had `patience` times its time, and evaluate it.
 
     Raises EngineFailed where a command fails.
     """
@@ -67,7 +65,7 @@ def train_task(task: Task, seed: int, flags: tuple[str, ...]) -> Trained:
         run = Path(folder) / "run"
         own = ["--run-dir", str(run), "--log-every", "1"]
         watch = _Watch(command_line("fastrl-train", *own, *shown))
-        code = watch.wait(OVER * task.seconds)
+        code = watch.wait(patience * task.seconds)
         if code not in (0, 128 + signal.SIGINT):
             raise EngineFailed(
                 f"fastrl-train ended with code {code}. Its last lines:\n"

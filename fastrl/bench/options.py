@@ -210,6 +210,8 @@ class LearnOptions:
     """Of: cartpole, acrobot, lunarlander, pendulum, minigrid, halfcheetah, pong."""
     seeds: tuple[int, ...] = (1, 2, 3)
     """Each task is trained once with each, one after the other."""
+    patience: float = 2.0
+    """A run is given this many times its task's time: how late it comes is worth knowing."""
     beside: tuple[Path, ...] = ()
     """JSON files of other trainers' curves, from benchmarks/peers/learn.py, for the same plots."""
     folder: Path | None = None

@@ -136,7 +136,7 @@ def test_from_the_command_line(tiny, tmp_path):
     work = values["work_us_per_step"] * values["learned_steps_per_second"]["mean"]
     share = work * 1e-6 / values["machine"]["cores"]
     assert values["efficiency"] == pytest.approx(share)
-    assert all(len(sample["us_per_step"]) == 2 for sample in values["samples"])
+    assert all(len(sample["us_per_step"]) == 2 * 5 for sample in values["samples"])
 
 
 def test_a_sweep_passes_over_what_fails_and_takes_the_fastest(monkeypatch, capsys):

@@ -21,6 +21,7 @@ from fastrl.cli import bench_main
     [
         (["--tasks", "cartpol"], "--tasks: there is no task 'cartpol'; there are: cartpole,"),
         (["--seeds", "-1"], "--seeds is (-1,)"),
+        (["--patience", "0"], "--patience is 0.0; it must be more than 0"),
         (["--beside", "nothing.json"], "--beside nothing.json is no file of curves"),
         (["--write", "/nowhere/page.md"], "--write /nowhere/page.md cannot be written"),
     ],
@@ -42,7 +43,9 @@ def test_a_seed_must_keep_all_that_its_task_asks_for(
     tmp_path, monkeypatch, capsys, goal, evaluation, code
 ):
     monkeypatch.setattr(
-        learn, "train_task", lambda task, seed, flags: made_up(task, seed, goal, evaluation)
+        learn,
+        "train_task",
+        lambda task, seed, patience, flags: made_up(task, seed, goal, evaluation),
     )
     beside = tmp_path / "other.json"
     curve = {"steps": [5, 50], "seconds": [3.0, 30.0], "returns": [0.0, 476.0]}
@@ -63,7 +66,7 @@ def test_a_seed_must_keep_all_that_its_task_asks_for(
 
 
 def test_a_command_that_fails_ends_the_bench(monkeypatch, capsys):
-    def fail(task, seed, flags):
+    def fail(task, seed, patience, flags):
         raise EngineFailed("fastrl-train ended with code 1.")
 
     monkeypatch.setattr(learn, "train_task", fail)
@@ -81,9 +84,12 @@ def test_the_evaluation_must_be_within_five_percent_of_the_threshold():
 @pytest.mark.parametrize("task", ["cartpole", "acrobot"])
 def test_a_preset_learns(tmp_path, capsys, task):
     # A test says nothing about speed: that of a machine that others share least of all.
-    code = bench_main(["learn", "--tasks", task, "--seeds", "1", "--folder", str(tmp_path)])
+    flags = ["--tasks", task, "--seeds", "1", "--patience", "20", "--folder", str(tmp_path)]
+    code = bench_main(["learn", *flags])
     values = json.loads((tmp_path / f"{task}.json").read_text())
     (run,) = values["runs"]
     assert run["stopped_by"] == "stop_at_return", capsys.readouterr().out
-    assert run["evaluation"]["mean"] >= TASKS[task].least_evaluation
+    # Not significantly less: a hundred episodes scatter.
+    evaluation = run["evaluation"]
+    assert evaluation["mean"] + evaluation["margin_95"] >= TASKS[task].least_evaluation
     assert code == (0 if run["kept"] else 1)

@@ -311,7 +311,9 @@ sys.exit(train(TrainConfig(env="py:walk", run_dir="by_name", **options)))
         assert command.wait_until_alone(2.0) == {}
     play = Command("by_flag", "--episodes", "5", program="fastrl-eval", cwd=folder, safe_path=True)
     assert play.finish() == 0, play.output
-    assert "5 episodes\nreturn mean 10.000  std 0.000" in play.output
+    assert (
+        "5 episodes, sampled actions\nreturn mean 10.000 ± 0.000 (95 %)  std 0.000" in play.output
+    )
 
 
 BREAKS = """

@@ -207,6 +207,7 @@ def test_an_interrupt_saves_and_leaves_no_process(tmp_path, number, code):
 def test_a_second_ctrl_c_ends_at_once(tmp_path):
     # A batch that takes half a minute: only the second signal can end this in time.
     train = start_training(tmp_path, "--epochs", "1000", "--minibatches", "16")
+    time.sleep(1.5)  # until it is inside the first batch
     train.process.send_signal(signal.SIGINT)
     train.wait_for("once more ends at once")
     time.sleep(0.6)
