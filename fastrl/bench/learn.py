@@ -29,6 +29,9 @@ from fastrl.config import INT32_MAX
 from fastrl.errors import ConfigError
 from fastrl.option_types import shown
 
+HERE_ALONE = ("lengths", "checkpoint")
+"""Of an evaluation: what says nothing elsewhere, and is not kept."""
+
 UNITS = {
     "return": "mean raw return of the last 100 episodes while training",
     "time": "seconds from the command's start, imports included",
@@ -155,7 +158,7 @@ def _report(
                 "goal_seconds": one.goal_seconds,
                 "steps": one.steps,
                 "stopped_by": one.stopped_by,
-                "evaluation": {k: v for k, v in one.evaluation.items() if k != "lengths"},
+                "evaluation": {k: v for k, v in one.evaluation.items() if k not in HERE_ALONE},
                 "kept": one.reaches(task),
                 "curve": one.curve.as_json(),
             }
