@@ -2,7 +2,7 @@
 
 ::
 
-    task x seed ─▶ fastrl-train --stop-at-return ─▶ curve, time to the threshold
+    task x seed ─▶ fastrl-train [--stop-at-return] ─▶ curve, time to the threshold
                    fastrl-eval of its last checkpoint ─▶ mean of 100 fresh episodes
     ─▶ a table per task │ FOLDER/TASK.json, FOLDER/TASK.png │ a section of a page
 """
@@ -106,9 +106,12 @@ def _read_beside(path: Path) -> dict[str, Any]:
 
 
 def _sentence(task: Task, one: Trained) -> str:
-    said = "did not reach" if one.goal_seconds is None else f"{one.goal_seconds:.1f} s to"
+    said = ""
+    if task.threshold is not None:
+        reached = "did not reach" if one.goal_seconds is None else f"{one.goal_seconds:.1f} s to"
+        said = f"{reached} {task.threshold:g}, "
     return (
-        f"{said} {task.threshold:g}, {one.steps:,} steps; evaluation "
+        f"{said}{one.steps:,} steps; evaluation "
         f"{one.evaluation['mean']:.2f} ± {one.evaluation['margin_95']:.2f}"
     )
 
@@ -120,15 +123,21 @@ def _report(
     options: LearnOptions,
     before: dict[str, Any],
 ) -> Report:
-    levels = [*task.marks, task.threshold]
+    levels = list(task.marks)
+    asked = f"{task.max_steps:,} steps"
+    if task.threshold is not None:
+        levels.append(task.threshold)
+        asked = f"{task.threshold:g} within {task.seconds:g} s, evaluation "
+        asked += f"{task.least_evaluation:g} or more"
     tables = [
         Table(
-            f"{task.name}: {task.env}, {task.threshold:g} within {task.seconds:g} s, evaluation "
-            f"{task.least_evaluation:g} or more",
+            f"{task.name}: {task.env}, {asked}",
             ("seed", "time to it, s", "steps", "evaluation", ""),
             [_row(task, one) for one in trained],
         ),
-        Table(
+    ]
+    if levels:
+        marks = Table(
             f"{task.name}: time in s and steps to a return",
             ("run", *(f"{level:g}" for level in levels)),
             [
@@ -139,13 +148,12 @@ def _report(
                     for one in other["runs"]
                 ),
             ],
-        ),
-    ]
+        )
+        tables.append(marks)
     commands = [("fastrl", trained[0].command), *((o["trainer"], o["command"]) for o in others)]
     tables.append(Table(f"{task.name}: commands", ("of", "command"), commands))
     if task.published:
-        rows = [(f"{p.steps:,}", f"{p.value:g}", p.source) for p in task.published]
-        tables.append(Table(f"{task.name}: published", ("steps", "return", "source"), rows))
+        tables.append(_beside_published(task, trained))
     values = {
         "task": task.name,
         "env": task.env,
@@ -181,10 +189,37 @@ def _report(
     return Report("learn", flags, UNITS, tables, values, draw, machine=before)
 
 
+def _beside_published(task: Task, trained: Sequence[Trained]) -> Table:
+    """Returns of others at some numbers of steps, and ours there."""
+    rows = [
+        (
+            f"{point.steps:,}",
+            f"{point.value:g}",
+            *(_return_at(one.curve, point.steps) for one in trained),
+            point.source,
+        )
+        for point in task.published
+    ]
+    ours = (f"seed {one.seed}" for one in trained)
+    return Table(f"{task.name}: published", ("steps", "return", *ours, "source"), rows)
+
+
+def _return_at(curve: Curve, steps: int) -> str:
+    """The last return of a curve by then; none for a curve that ended before, by more than a
+    hundredth."""
+    by_then = np.flatnonzero(curve.steps <= steps)
+    if not len(by_then) or curve.steps[-1] < 0.99 * steps:
+        return "-"
+    return f"{curve.returns[by_then[-1]]:.1f}"
+
+
 def _row(task: Task, one: Trained) -> tuple[str, ...]:
+    seconds = one.goal_seconds
+    if task.threshold is None and len(one.curve.seconds):
+        seconds = float(one.curve.seconds[-1])
     return (
         str(one.seed),
-        "-" if one.goal_seconds is None else f"{one.goal_seconds:.1f}",
+        "-" if seconds is None else f"{seconds:.1f}",
         f"{one.steps:,}",
         f"{one.evaluation['mean']:.2f} ± {one.evaluation['margin_95']:.2f}",
         "kept" if one.reaches(task) else "NOT KEPT",
@@ -206,21 +241,28 @@ def _curve(one: dict[str, Any]) -> Curve:
 def _draw(
     axes: Any, task: Task, trained: Sequence[Trained], others: Sequence[dict[str, Any]]
 ) -> None:
-    """Returns against wall time: each seed thin, all together thick, with the interval."""
+    """Returns against wall time, or against steps where published ones are the measure: each seed
+    thin, all together thick, with the interval."""
+    along = "steps" if task.threshold is None else "seconds"
     families = [("fastrl", [one.curve for one in trained])]
     families += [(other["trainer"], [_curve(one) for one in other["runs"]]) for other in others]
     for number, (name, curves) in enumerate(families):
         curves = [curve for curve in curves if len(curve.steps)]
         color = f"C{number}"
         for curve in curves:
-            axes.plot(curve.seconds, curve.returns, color=color, alpha=0.35, linewidth=0.8)
+            places = getattr(curve, along)
+            axes.plot(places, curve.returns, color=color, alpha=0.35, linewidth=0.8)
         if len(curves) > 1:
-            places, mean, (low, high) = together(curves, "seconds")
+            places, mean, (low, high) = together(curves, along)
             axes.plot(places, mean, color=color, label=f"{name}, interquartile mean")
             axes.fill_between(places, low, high, color=color, alpha=0.15, linewidth=0)
         elif curves:
             axes.plot([], [], color=color, label=name)
-    axes.axhline(task.threshold, color="0.5", linestyle="--", linewidth=0.8)
-    axes.set_xlabel("wall time from the command's start, s")
+    if along == "steps":
+        points = [point for point in task.published if point.steps <= task.max_steps]
+        axes.plot([p.steps for p in points], [p.value for p in points], "kx", label="published")
+    if task.threshold is not None:
+        axes.axhline(task.threshold, color="0.5", linestyle="--", linewidth=0.8)
+    axes.set_xlabel("wall time from the command's start, s" if along == "seconds" else along)
     axes.set_ylabel("mean return of the last 100 episodes")
     axes.legend(loc="lower right", fontsize=8)

@@ -46,18 +46,22 @@ class Trained:
 
     def reaches(self, task: Task) -> bool:
         """Whether it kept all that the task asks for."""
+        if task.threshold is None:
+            return self.steps >= task.max_steps
         in_time = self.goal_seconds is not None and self.goal_seconds <= task.seconds
         return in_time and self.evaluation["mean"] >= task.least_evaluation
 
 
 def train_task(task: Task, seed: int, patience: float, flags: tuple[str, ...]) -> Trained:
-    """Train one seed to its goal, or until it has had `patience` times its time, and evaluate it.
+    """Train one seed to its goal or last step, or until it has had `patience` times its time, and
+    evaluate it.
 
     Raises EngineFailed where a command fails.
     """
     shown = [
         *("--env", task.env, "--seed", str(seed)),
-        *("--stop-at-return", f"{task.threshold:g}", "--total-steps", str(task.max_steps)),
+        *([] if task.threshold is None else ["--stop-at-return", f"{task.threshold:g}"]),
+        *("--total-steps", str(task.max_steps)),
         *task.flags,
         *flags,
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -20,10 +21,11 @@ class Task:
 
     name: str
     env: str
-    threshold: float
-    """Mean raw return of the last 100 episodes while training, as `--stop-at-return` counts it."""
+    threshold: float | None
+    """Mean raw return of the last 100 episodes while training, as `--stop-at-return` counts it;
+    None: the task is a curve of `max_steps`, to lie beside a published one."""
     seconds: float
-    """From the command's start to the threshold, at most."""
+    """From the command's start to the threshold, at most; without one, to the last step."""
     max_steps: int
     """Of a run that does not reach it."""
     marks: tuple[float, ...] = ()
@@ -35,10 +37,16 @@ class Task:
     @property
     def least_evaluation(self) -> float:
         """What the final checkpoint must reach in fresh episodes: 95 % of the threshold."""
+        if self.threshold is None:
+            return -math.inf
         return self.threshold - 0.05 * abs(self.threshold)
 
 
 _SCHULMAN = "Schulman et al. 2017 (arXiv:1707.06347), table 6, mean of the last 100 episodes"
+_TIANSHOU = (
+    "Tianshou's PPO, mean of its test episodes over its seeds (github.com/thu-ml/tianshou, "
+    "examples/atari/benchmark/{}NoFrameskip-v4/result.json)"
+)
 _SB3_CHEETAH = (
     "Stable-Baselines3's PPO of RL Zoo on HalfCheetah-v3, deterministic actions "
     "(huggingface.co/sb3/ppo-HalfCheetah-v3)"
@@ -58,7 +66,21 @@ TASKS = {
         ),
         Task(
             *("pong", "atari:Pong", 18, 720, 1_000_000, (-10, 0, 10)),
-            published=(Published(10_000_000, 20.7, _SCHULMAN),),
+            published=(
+                Published(500_000, -9.6, _TIANSHOU.format("Pong")),
+                Published(700_000, -4.4, _TIANSHOU.format("Pong")),
+                Published(1_000_000, 5.7, _TIANSHOU.format("Pong")),
+                Published(10_000_000, 20.7, _SCHULMAN),
+            ),
+        ),
+        Task(
+            *("breakout", "atari:Breakout", None, 2400, 1_500_000),
+            published=(
+                Published(500_000, 11.3, _TIANSHOU.format("Breakout")),
+                Published(1_000_000, 17.0, _TIANSHOU.format("Breakout")),
+                Published(1_500_000, 26.4, _TIANSHOU.format("Breakout")),
+                Published(10_000_000, 274.8, _SCHULMAN),
+            ),
         ),
     )
 }

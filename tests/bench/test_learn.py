@@ -65,6 +65,28 @@ def test_a_seed_must_keep_all_that_its_task_asks_for(
     assert values["runs"][0]["curve"]["returns"] == [10.0, 480.0]
 
 
+@pytest.mark.parametrize("steps, code", [(1_500_000, 0), (900_000, 1)])
+def test_a_task_without_a_threshold_is_a_curve_beside_published_points(
+    tmp_path, monkeypatch, capsys, steps, code
+):
+    curve = Curve(
+        np.array([4e5, 5e5, 6e5, steps]), np.array([1.0, 2, 3, 9]), np.array([8.0, 11, 12, 30])
+    )
+    result = {"mean": 31.0, "margin_95": 1.5, "returns": [31.0], "lengths": [1]}
+    one = Trained(1, "fastrl-train x", curve, None, steps, "total_steps", result, "eval")
+    monkeypatch.setattr(learn, "train_task", lambda *rest: one)
+    arguments = ["learn", "--tasks", "breakout", "--seeds", "1", "--folder", str(tmp_path)]
+    assert bench_main(arguments) == code
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    (row,) = [line for line in lines if line[:3] == ["1", "9.0", f"{steps:,}"]]
+    assert row[-1] == ("kept" if code == 0 else "KEPT")
+    cells = [line[:3] for line in lines]
+    assert ["500,000", "11.3", "11.0"] in cells
+    end = "30.0" if code == 0 else "-"
+    assert ["1,500,000", "26.4", end] in cells, "nothing where the run did not come"
+    assert (tmp_path / "breakout.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_command_that_fails_ends_the_bench(monkeypatch, capsys):
     def fail(task, seed, patience, flags):
         raise EngineFailed("fastrl-train ended with code 1.")
