@@ -1,6 +1,7 @@
 """Native loops over arrays: one pass where numpy or torch would need several.
 
     images_to_bf16, images_to_f32   rows of uint8 images, picked, normalised, channels last
+    elu_bf16                        the activation ELU, of bf16 numbers as words
     choose                          log-probabilities and uniform numbers to actions
     uniform                         the hash that noise is made of
     RowFinisher                     what follows a step: stored rewards, reset rows, episodes
@@ -15,6 +16,7 @@ from fastrl.kernels._kernels import (
     MOST_CHOICES,
     RowFinisher,
     choose,
+    elu_bf16,
     images_to_bf16,
     images_to_f32,
     uniform,
@@ -25,6 +27,7 @@ __all__ = [
     "MOST_CHOICES",
     "RowFinisher",
     "choose",
+    "elu_bf16",
     "images_to_bf16",
     "images_to_f32",
     "uniform",

@@ -12,7 +12,13 @@ MOST_CHANNELS: int
 MOST_CHOICES: int
 
 def images_to_bf16(
-    rows: Any, index: Any, mean: Any | None, scale: Any | None, clip: float, out: Any
+    rows: Any,
+    index: Any,
+    mean: Any | None,
+    scale: Any | None,
+    clip: float,
+    out: Any,
+    side: int = 1,
 ) -> None: ...
 def images_to_f32(
     rows: Any,
@@ -21,7 +27,9 @@ def images_to_f32(
     scale: Any | None,
     clip: float,
     out: Any,
+    side: int = 1,
 ) -> None: ...
+def elu_bf16(x: Any) -> None: ...
 def choose(log_p: Any, u: Any, action: Any, log_prob: Any) -> None: ...
 def uniform(
     key: int, env: NDArray[np.int64], step: NDArray[np.int64], out: NDArray[np.float32]

@@ -44,14 +44,15 @@ class ObservationNormalizer(nn.Module):
         self.mean.copy_(mean.reshape(self.mean.shape))
         self.scale.copy_(scale.reshape(self.scale.shape))
 
-    def forward(self, obs: Tensor | PickedImages, dtype: torch.dtype) -> Tensor:
+    def forward(self, obs: Tensor | PickedImages, dtype: torch.dtype, side: int = 1) -> Tensor:
         """Observations [N, *shape] of any dtype → the same, normalised, in `dtype`.
 
         The arithmetic is f32 and rounded once, whatever `dtype` is: acting and training see the
-        same bits, and a large mean costs no digits. An image comes out channels-last.
+        same bits, and a large mean costs no digits. An image comes out channels-last, its squares
+        of `side` pixels as channels (`in_squares`).
         """
         if self._image:
-            return to_channels_last(obs, dtype, PixelStatistics(self.mean, self.scale))
+            return to_channels_last(obs, dtype, PixelStatistics(self.mean, self.scale), side)
         assert not isinstance(obs, PickedImages)
         rows = obs.float().reshape(len(obs), -1)
         rows = rows.sub(self.mean).mul_(self.scale).clamp_(-CLIP, CLIP)

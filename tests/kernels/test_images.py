@@ -35,6 +35,25 @@ def test_all_rows_are_what_torch_makes_of_them_bit_by_bit(shape, dtype, normalis
     assert torch.equal(found, expected.to(dtype))
 
 
+@pytest.mark.parametrize("shape", SHAPES[:-1], ids=str)
+@pytest.mark.parametrize("side", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_squares_of_pixels_become_channels(shape, side, dtype):
+    rows, stats = images(3, shape), statistics(shape)
+    whole = to_channels_last(rows, dtype, stats)
+    C, H, W = shape
+    found = to_channels_last(rows, dtype, stats, side)
+    assert found.shape == (3, side * side * C, H // side, W // side)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    for dy in range(side):
+        for dx in range(side):
+            first = (dy * side + dx) * C
+            cut = whole[:, :, dy::side, dx::side][:, :, : H // side, : W // side]
+            assert torch.equal(found[:, first : first + C], cut)
+    # As what is not native does it: pixels of another type.
+    assert torch.equal(to_channels_last(rows.short(), dtype, stats, side), found)
+
+
 def test_both_ends_of_the_clamp_are_reached():
     rows = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2).expand(1, 4, 70, 2)
     stats = PixelStatistics(torch.full((4, 70, 2), 128.0), torch.ones(4, 70, 2))
@@ -63,6 +82,9 @@ def test_rows_are_taken_in_the_order_of_the_index_more_than_once_if_asked(into, 
         ({"mean": None}, "The number of scales is 0, expected 1."),
         ({"mean": torch.zeros(4, 5, 5)}, "The size of the means is 100, expected 120."),
         ({"scale": torch.zeros(4, 5, 5)}, "The size of the scales is 100, expected 120."),
+        ({"side": 2}, "The size of a row is 120, expected 96."),
+        ({"side": 6}, "Squares of 6 pixels do not fit into the images."),
+        ({"side": 0}, "Squares of 0 pixels do not fit into the images."),
         ({"rows": images(2, (65, 1, 1)), "out": torch.zeros(2, 1, 1, 65)}, "have 65 channels"),
     ],
 )

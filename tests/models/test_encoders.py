@@ -2,9 +2,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastrl.models.encoders import MLPEncoder, NatureEncoder, OneHot
+from fastrl.models.encoders import MLPEncoder, NatureEncoder, OneHot, layers
 from fastrl.models.encoders.layers import to_channels_last
 from fastrl.models.encoders.mlp import fast_tanh
+from fastrl.models.normalizer import ObservationNormalizer
 
 
 def images(n=5, shape=(4, 84, 84)):
@@ -75,6 +76,40 @@ def test_nature_encoder_gradients_under_autocast_are_close_to_those_in_f32():
     exact, low = gradients(False), gradients(True)
     assert low.dtype == torch.float32
     assert F.cosine_similarity(exact, low, dim=0) > 0.999
+
+
+@pytest.mark.parametrize("shape", [(4, 84, 84), (3, 61, 47), (1, 36, 39)], ids=str)
+def test_the_first_convolution_over_squares_is_the_one_over_pixels(monkeypatch, shape):
+    """In f32 here, where the order of a sum is all that may differ."""
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d(shape[0], 8, 8, stride=4)
+    obs = images(4, shape)
+    normalizer = ObservationNormalizer(shape, 1 / 255, image=True)
+    found = []
+    for side in (1, 4):
+        monkeypatch.setattr(layers, "_square", lambda *given, side=side: side)
+        conv.zero_grad()
+        for normalised in (None, normalizer):
+            y = layers.first_convolution(conv, obs, 1 / 255, normalised)
+            y.square().sum().backward()
+            found.append((y.detach(), conv.weight.grad.clone()))
+    for plain, squares in zip(found[:2], found[2:], strict=True):
+        for one, other in zip(plain, squares, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_squares_are_for_bf16_and_strides_that_divide_the_kernel():
+    obs = images(2, (4, 84, 84))
+
+    def side(conv, dtype=torch.bfloat16, obs=obs):
+        return layers._square(conv, dtype, obs)
+
+    assert side(torch.nn.Conv2d(4, 8, 8, stride=4)) == 4
+    assert side(torch.nn.Conv2d(4, 8, 8, stride=4), torch.float32) == 1
+    assert side(torch.nn.Conv2d(4, 8, 8, stride=3)) == 1
+    assert side(torch.nn.Conv2d(4, 8, 3)) == 1
+    assert side(torch.nn.Conv2d(4, 8, 4, stride=2, padding=1)) == 1
+    assert side(torch.nn.Conv2d(4, 8, 8, stride=4), obs=obs.float()) == 1
 
 
 def test_every_pixel_value_survives_bf16():

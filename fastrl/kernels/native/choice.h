@@ -2,31 +2,13 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 
 #include "clones.h"
+#include "exponential.h"
 
 namespace fastrl {
-
-// exp(x) for x <= 0, to 2 units in the last place; 0 below -87. The range reduction and the
-// polynomial of Cephes' expf, without its branches, so that a loop over it becomes vector code.
-FASTRL_INLINE float exp_of_negative(float x) {
-  const float bounded = x > -87.0f ? x : -87.0f;
-  const float n = static_cast<float>(static_cast<std::int32_t>(bounded * 1.44269504f - 0.5f));
-  float r = bounded - n * 0.693359375f;
-  r = r + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const float power = std::bit_cast<float>((static_cast<std::int32_t>(n) + 127) << 23);
-  return x > -87.0f ? p * power : 0.0f;
-}
 
 constexpr std::size_t choice_block = 256;
 constexpr std::size_t most_choices = 64;

@@ -1,11 +1,13 @@
 // Images as environments give them (uint8, a plane per channel) to what a convolution reads
-// (normalised, channels last), in one pass: each pixel is read and written once.
+// (normalised, channels last), in one pass: each pixel is read and written once, and once more where
+// squares of pixels become channels.
 #pragma once
 
 #include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "clones.h"
 
@@ -95,29 +97,55 @@ FASTRL_INLINE void channels_last(const std::uint8_t* in, std::size_t channels, s
   }
 }
 
+// [H, W, C] of `in` to [H / side, W / side, side, side, C] of `out`: the pixels of a square lie
+// together. What is left over at the lower and right edges is left out.
+template <class Out>
+FASTRL_INLINE void in_squares(const Out* in, std::size_t height, std::size_t width,
+                              std::size_t channels, std::size_t side, Out* out) {
+  const std::size_t run = side * channels, across = width / side;
+  for (std::size_t y = 0; y < height / side * side; ++y) {
+    const Out* from = in + y * width * channels;
+    Out* to = out + (y / side * across * side + y % side) * run;
+    if (run == 16) {
+      for (std::size_t x = 0; x < across; ++x, from += 16, to += 16 * side)
+        for (std::size_t i = 0; i < 16; ++i) to[i] = from[i];
+    } else {
+      for (std::size_t x = 0; x < across; ++x, from += run, to += run * side)
+        std::copy_n(from, run, to);
+    }
+  }
+}
+
 struct Images {
   const std::uint8_t* rows;
   const std::int64_t* index;  // rows to take, in this order
-  std::size_t count, channels, pixels;
+  std::size_t count, channels, height, width;
+  std::size_t side;  // of the squares that become one pixel each; 1: none do
   const float* mean;  // nullptr: pixels as they are
   const float* scale;
   float clip;
 };
 
-FASTRL_CLONES
-void images_to_bf16(const Images& images, std::uint16_t* out) {
-  const std::size_t size = images.channels * images.pixels;
-  for (std::size_t n = 0; n < images.count; ++n)
+template <class Out>
+FASTRL_INLINE void convert(const Images& images, Out* out) {
+  const std::size_t pixels = images.height * images.width, size = images.channels * pixels;
+  const std::size_t side = images.side;
+  const std::size_t size_out =
+      (images.height / side) * (images.width / side) * side * side * images.channels;
+  std::vector<Out> whole(side > 1 ? size : 0);
+  for (std::size_t n = 0; n < images.count; ++n) {
+    Out* const to = side > 1 ? whole.data() : out + n * size;
     channels_last(images.rows + static_cast<std::size_t>(images.index[n]) * size, images.channels,
-                  images.pixels, images.mean, images.scale, images.clip, out + n * size);
+                  pixels, images.mean, images.scale, images.clip, to);
+    if (side > 1)
+      in_squares(to, images.height, images.width, images.channels, side, out + n * size_out);
+  }
 }
 
 FASTRL_CLONES
-void images_to_f32(const Images& images, float* out) {
-  const std::size_t size = images.channels * images.pixels;
-  for (std::size_t n = 0; n < images.count; ++n)
-    channels_last(images.rows + static_cast<std::size_t>(images.index[n]) * size, images.channels,
-                  images.pixels, images.mean, images.scale, images.clip, out + n * size);
-}
+void images_to_bf16(const Images& images, std::uint16_t* out) { convert(images, out); }
+
+FASTRL_CLONES
+void images_to_f32(const Images& images, float* out) { convert(images, out); }
 
 }  // namespace fastrl

@@ -5,11 +5,13 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
 
 #include "choice.h"
+#include "elu.h"
 #include "images.h"
 #include "noise.h"
 #include "rows.h"
@@ -40,13 +42,17 @@ template <class Out>
 void images(const Array<const std::uint8_t, nb::ndim<4>>& rows, const Vector<const std::int64_t>& index,
             std::optional<Array<const float, nb::ndim<3>>> mean,
             std::optional<Array<const float, nb::ndim<3>>> scale, float clip,
-            Array<Out, nb::ndim<4>>& out) {
-  const std::size_t channels = rows.shape(1), pixels = rows.shape(2) * rows.shape(3);
+            Array<Out, nb::ndim<4>>& out, std::size_t side) {
+  const std::size_t channels = rows.shape(1), height = rows.shape(2), width = rows.shape(3);
+  const std::size_t pixels = height * width;
   if (channels > most_channels)
     refuse("The images have " + std::to_string(channels) + " channels, at most " +
            std::to_string(most_channels) + " are taken.");
   check_equal(out.shape(0), index.shape(0), "The number of rows to write");
-  check_equal(out.shape(1) * out.shape(2) * out.shape(3), channels * pixels, "The size of a row");
+  if (side < 1 || side > std::min(height, width))
+    refuse("Squares of " + std::to_string(side) + " pixels do not fit into the images.");
+  check_equal(out.shape(1) * out.shape(2) * out.shape(3),
+              (height / side) * (width / side) * side * side * channels, "The size of a row");
   check_equal(mean.has_value(), scale.has_value(), "The number of scales");
   if (mean) {
     check_equal(mean->size(), channels * pixels, "The size of the means");
@@ -57,7 +63,8 @@ void images(const Array<const std::uint8_t, nb::ndim<4>>& rows, const Vector<con
       refuse("Row " + std::to_string(index.data()[i]) + " was asked for, but there are " +
              std::to_string(rows.shape(0)) + ".");
   const Images all{rows.data(), index.data(), index.shape(0),
-                   channels,    pixels,       mean ? mean->data() : nullptr,
+                   channels,    height,       width,
+                   side,        mean ? mean->data() : nullptr,
                    scale ? scale->data() : nullptr, clip};
   nb::gil_scoped_release release;
   if constexpr (sizeof(Out) == 2) {
@@ -65,6 +72,11 @@ void images(const Array<const std::uint8_t, nb::ndim<4>>& rows, const Vector<con
   } else {
     images_to_f32(all, out.data());
   }
+}
+
+void elu_in_place(Vector<std::uint16_t>& x) {
+  nb::gil_scoped_release release;
+  elu_bf16(x.data(), x.size());
 }
 
 void choose_rows(const nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>& log_p,
@@ -156,9 +168,10 @@ NB_MODULE(_kernels, m) {
   m.attr("MOST_CHANNELS") = most_channels;
   m.attr("MOST_CHOICES") = most_choices;
   m.def("images_to_bf16", &images<std::uint16_t>, "rows"_a, "index"_a, "mean"_a.none(),
-        "scale"_a.none(), "clip"_a, "out"_a.noconvert());
+        "scale"_a.none(), "clip"_a, "out"_a.noconvert(), "side"_a = 1);
   m.def("images_to_f32", &images<float>, "rows"_a, "index"_a, "mean"_a.none(), "scale"_a.none(),
-        "clip"_a, "out"_a.noconvert());
+        "clip"_a, "out"_a.noconvert(), "side"_a = 1);
+  m.def("elu_bf16", &elu_in_place, "x"_a.noconvert());
   m.def("choose", &choose_rows, "log_p"_a, "u"_a, "action"_a.noconvert(),
         "log_prob"_a.noconvert());
   nb::class_<RowFinisher>(m, "RowFinisher")

@@ -3,20 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from fastrl.models.pixels import PickedImages, to_channels_last
+from fastrl.kernels import elu_bf16
+from fastrl.models.pixels import PickedImages, in_squares, lies_in_memory, to_channels_last
 
 if TYPE_CHECKING:
     from fastrl.envs.spec import ObservationSpec
     from fastrl.models.normalizer import ObservationNormalizer
 
 
-IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu_, "elu": F.elu_}
+class _LowElu(torch.autograd.Function):
+    """ELU of bf16 numbers on a CPU, over its argument; torch's takes 2.5 ns a number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        # In the order in which it lies: a view, or else this raises.
+        words = x.permute(0, 2, 3, 1) if x.ndim == 4 else x
+        elu_bf16(words.view(torch.uint16).view(-1))
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        back: Tensor = torch.ops.aten.elu_backward(grad, 1.0, 1.0, 1.0, True, y)
+        return back
+
+
+def elu(x: Tensor) -> Tensor:
+    """ELU (Clevert et al. 2016) of a tensor, over it."""
+    whole = x.is_contiguous(
+        memory_format=torch.channels_last if x.ndim == 4 else torch.contiguous_format
+    )
+    if x.dtype == torch.bfloat16 and x.device.type == "cpu" and whole:
+        y: Tensor = _LowElu.apply(x)
+        return y
+    return F.elu_(x)
+
+
+IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu_, "elu": elu}
 """Activations of CNNs by name, over their own argument."""
 
 
@@ -52,14 +85,29 @@ def first_convolution(
     takes the place of the scale.
     """
     dtype = compute_dtype(conv.weight)
+    side = _square(conv, dtype, images)
     # Cast first, then scale: a bf16 copy of the weights and autocast then give the same bits.
     weight = conv.weight.to(dtype)
     if normalizer is None:
-        x = to_channels_last(images, dtype)
+        x = to_channels_last(images, dtype, side=side)
         weight = weight * scale
     else:
-        x = normalizer(images, dtype)
+        x = normalizer(images, dtype, side)
+    if side > 1:
+        return F.conv2d(x, in_squares(weight, side), conv.bias)
     return F.conv2d(x, weight, conv.bias, conv.stride, conv.padding)
+
+
+def _square(conv: nn.Conv2d, dtype: torch.dtype, images: Tensor | PickedImages) -> int:
+    """Side of the squares of pixels that `conv` had better see as channels; 1: none.
+
+    Matrix instructions for bf16 want more channels than the 4 of an image: on a processor that has
+    them (AMX), 8×8/4 over 84×84 costs half of what it does as it stands.
+    """
+    side = int(conv.stride[0])
+    fits = conv.stride == (side, side) and all(size % side == 0 for size in conv.kernel_size)
+    plain = conv.padding == (0, 0) and conv.dilation == (1, 1) and conv.groups == 1
+    return side if fits and plain and dtype == torch.bfloat16 and lies_in_memory(images) else 1
 
 
 def flat_pixels(x: Tensor) -> Tensor:
