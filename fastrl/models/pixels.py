@@ -68,8 +68,8 @@ def to_channels_last(
 
     With a `side` of more than 1 their squares are pixels: [N, side·side·C, H/side, W/side], see
     `in_squares`. With statistics (x - mean)·scale, clamped, computed in f32 and rounded once; else
-    as they are. uint8 on the CPU takes one native pass, picking included: 4 µs for a (4, 84, 84) row
-    in bf16, where a copy per channel and three passes of arithmetic took 21.
+    as they are. uint8 on the CPU takes one native pass, picking included: 4 µs for a row of
+    (4, 84, 84) in bf16, where a copy per channel and three passes of arithmetic took 21.
     """
     if not isinstance(images, PickedImages):
         native = images.device.type == "cpu" and images.dtype == torch.uint8
