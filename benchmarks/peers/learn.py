@@ -34,7 +34,7 @@ VENVS = Path("~/.cache/fastrl-peers").expanduser()
 
 def one_run(python: Path, task: str, seed: int, seconds: float) -> dict[str, Any]:
     """The curve of one seed."""
-    goal = TASKS[task].threshold
+    goal = TASKS[task].stop_at
     assert goal is not None
     command = [
         *(str(python), str(HERE / "sb3_learner.py"), task, "--seed", str(seed)),

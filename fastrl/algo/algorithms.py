@@ -6,15 +6,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fastrl.algo import appo, impala, ppo
-from fastrl.algo.losses import LossTerms
+from fastrl.algo.losses import LossRows, LossTerms, TargetRows
 from fastrl.algo.vtrace import VTraceReturns
+from fastrl.config import LearnOptions
 
 
 class Algorithm(NamedTuple):
-    """Two pure functions, with the arguments that `fastrl.algo.appo` documents."""
+    """Two pure functions."""
 
-    targets: Callable[..., VTraceReturns]
-    loss: Callable[..., LossTerms]
+    targets: Callable[[TargetRows, LearnOptions], VTraceReturns]
+    loss: Callable[[LossRows, LearnOptions], LossTerms]
     once_per_batch: bool = False
     """Whether targets are computed once, from the values stored while collecting, and not by the
     current network in each minibatch."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from fastrl.algo.losses import (
+    LossRows,
     LossTerms,
+    TargetRows,
     clipped_surrogate,
     count_valid,
     diagnostics,
@@ -23,23 +25,10 @@ from fastrl.algo.vtrace import VTraceReturns, vtrace_appo
 from fastrl.config import LearnOptions
 
 
-def targets(
-    ratio: Tensor,
-    reward: Tensor,
-    value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    ignored: Tensor,
-    options: LearnOptions,
-) -> VTraceReturns:
-    """Targets and advantages of a minibatch by the current network; arguments as `vtrace_appo`."""
+def targets(rows: TargetRows, options: LearnOptions) -> VTraceReturns:
+    """Targets and advantages of a minibatch by the current network, see `vtrace_appo`."""
     return vtrace_appo(
-        ratio,
-        reward,
-        value,
-        terminated,
-        truncated,
-        ignored,
+        *rows,
         gamma=options.gamma,
         lambda_=options.gae_lambda,
         rho_bar=options.rho_bar,
@@ -47,25 +36,10 @@ def targets(
     )
 
 
-def loss(
-    log_prob: Tensor,
-    entropy: Tensor,
-    value: Tensor,
-    behaviour_log_prob: Tensor,
-    returns: VTraceReturns,
-    weight: Tensor,
-    ignored: Tensor,
-    options: LearnOptions,
-) -> LossTerms:
+def loss(rows: LossRows, options: LearnOptions) -> LossTerms:
     """`appo_loss` by the run's options."""
     return appo_loss(
-        log_prob,
-        entropy,
-        value,
-        behaviour_log_prob,
-        returns,
-        weight,
-        ignored,
+        *rows,
         clip=options.clip,
         value_coef=options.value_coef,
         entropy_coef=options.entropy_coef,

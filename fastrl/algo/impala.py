@@ -12,7 +12,9 @@ import math
 from torch import Tensor
 
 from fastrl.algo.losses import (
+    LossRows,
     LossTerms,
+    TargetRows,
     count_valid,
     diagnostics,
     impala_policy_gradient,
@@ -24,24 +26,10 @@ from fastrl.algo.vtrace import VTraceReturns, vtrace_impala
 from fastrl.config import LearnOptions
 
 
-def targets(
-    ratio: Tensor,
-    reward: Tensor,
-    value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    ignored: Tensor,
-    options: LearnOptions,
-) -> VTraceReturns:
-    """Targets and advantages of a minibatch by the current network; arguments as
-    `vtrace_impala`."""
+def targets(rows: TargetRows, options: LearnOptions) -> VTraceReturns:
+    """Targets and advantages of a minibatch by the current network, see `vtrace_impala`."""
     return vtrace_impala(
-        ratio,
-        reward,
-        value,
-        terminated,
-        truncated,
-        ignored,
+        *rows,
         gamma=options.gamma,
         lambda_=options.gae_lambda,
         rho_bar=options.rho_bar,
@@ -49,25 +37,10 @@ def targets(
     )
 
 
-def loss(
-    log_prob: Tensor,
-    entropy: Tensor,
-    value: Tensor,
-    behaviour_log_prob: Tensor,
-    returns: VTraceReturns,
-    weight: Tensor,
-    ignored: Tensor,
-    options: LearnOptions,
-) -> LossTerms:
+def loss(rows: LossRows, options: LearnOptions) -> LossTerms:
     """`impala_loss` by the run's options."""
     return impala_loss(
-        log_prob,
-        entropy,
-        value,
-        behaviour_log_prob,
-        returns,
-        weight,
-        ignored,
+        *rows,
         value_coef=options.value_coef,
         entropy_coef=options.entropy_coef,
         rho_bar=options.rho_bar,

@@ -17,6 +17,44 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastrl.algo.vtrace import VTraceReturns
+
+
+class TargetRows(NamedTuple):
+    """What targets are computed from; of T steps of B columns, `value` with row T as well."""
+
+    ratio: Tensor
+    """f32 [T, B], π/μ of the action taken, 1 in an ignored row."""
+    reward: Tensor
+    """f32 [T, B]."""
+    value: Tensor
+    """f32 [T + 1, B], in units of reward."""
+    terminated: Tensor
+    """bool [T, B]."""
+    truncated: Tensor
+    """bool [T, B]."""
+    ignored: Tensor
+    """bool [T, B]."""
+
+
+class LossRows(NamedTuple):
+    """What the loss of a minibatch is computed from, [T, B] each."""
+
+    log_prob: Tensor
+    """f32, log π(a) of the current policy, with gradient."""
+    entropy: Tensor
+    """f32, with gradient."""
+    value: Tensor
+    """f32, with gradient, in the units of `returns.vs`."""
+    behaviour_log_prob: Tensor
+    """f32, log μ(a) as stored."""
+    returns: VTraceReturns
+    """What the algorithm's `targets` gave."""
+    weight: Tensor
+    """f32, 1 for a row to train on, 0 for an ignored or masked one."""
+    ignored: Tensor
+    """bool."""
+
 
 class LossTerms(NamedTuple):
     """The loss to minimise and what is worth plotting about it; all 0-dimensional f32."""

@@ -6,29 +6,13 @@ are those that the collecting policy gave, so nothing corrects for lag: in ``syn
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from fastrl.algo.appo import loss as loss  # the same surrogate, value error and entropy
+from fastrl.algo.losses import TargetRows
 from fastrl.algo.vtrace import VTraceReturns, gae
 from fastrl.config import LearnOptions
 
 
-def targets(
-    ratio: Tensor,
-    reward: Tensor,
-    value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    ignored: Tensor,
-    options: LearnOptions,
-) -> VTraceReturns:
-    """Targets and advantages of a whole batch; arguments as `gae`. `ratio` is 1 everywhere."""
-    return gae(
-        reward,
-        value,
-        terminated,
-        truncated,
-        ignored,
-        gamma=options.gamma,
-        lambda_=options.gae_lambda,
-    )
+def targets(rows: TargetRows, options: LearnOptions) -> VTraceReturns:
+    """Targets and advantages of a whole batch, see `gae`; the ratios play no part."""
+    _, *others = rows
+    return gae(*others, gamma=options.gamma, lambda_=options.gae_lambda)

@@ -107,9 +107,9 @@ def _read_beside(path: Path) -> dict[str, Any]:
 
 def _sentence(task: Task, one: Trained) -> str:
     said = ""
-    if task.threshold is not None:
+    if task.stop_at is not None:
         reached = "did not reach" if one.goal_seconds is None else f"{one.goal_seconds:.1f} s to"
-        said = f"{reached} {task.threshold:g}, "
+        said = f"{reached} {task.stop_at:g}, "
     return (
         f"{said}{one.steps:,} steps; evaluation "
         f"{one.evaluation['mean']:.2f} ± {one.evaluation['margin_95']:.2f}"
@@ -125,14 +125,15 @@ def _report(
 ) -> Report:
     levels = list(task.marks)
     asked = f"{task.max_steps:,} steps"
-    if task.threshold is not None:
-        levels.append(task.threshold)
-        asked = f"{task.threshold:g} within {task.seconds:g} s, evaluation "
+    if task.threshold is not None and task.stop_at is not None:
+        levels.append(task.stop_at)
+        beyond = "" if task.goal is None else f" (trained on to {task.goal:g})"
+        asked = f"{task.threshold:g}{beyond} within {task.seconds:g} s, evaluation "
         asked += f"{task.least_evaluation:g} or more"
     tables = [
         Table(
             f"{task.name}: {task.env}, {asked}",
-            ("seed", "time to it, s", "steps", "evaluation", ""),
+            ("seed", "time, s", "steps", "evaluation", ""),
             [_row(task, one) for one in trained],
         ),
     ]
@@ -158,6 +159,7 @@ def _report(
         "task": task.name,
         "env": task.env,
         "threshold": task.threshold,
+        "goal": task.stop_at,
         "limit_seconds": task.seconds,
         "runs": [
             {

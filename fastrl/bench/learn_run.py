@@ -48,6 +48,7 @@ class Trained:
         """Whether it kept all that the task asks for."""
         if task.threshold is None:
             return self.steps >= task.max_steps
+        # Where the goal is more than the threshold, all the time to the goal counts.
         in_time = self.goal_seconds is not None and self.goal_seconds <= task.seconds
         return in_time and self.evaluation["mean"] >= task.least_evaluation
 
@@ -60,7 +61,7 @@ def train_task(task: Task, seed: int, patience: float, flags: tuple[str, ...]) -
     """
     shown = [
         *("--env", task.env, "--seed", str(seed)),
-        *([] if task.threshold is None else ["--stop-at-return", f"{task.threshold:g}"]),
+        *([] if task.stop_at is None else ["--stop-at-return", f"{task.stop_at:g}"]),
         *("--total-steps", str(task.max_steps)),
         *task.flags,
         *flags,

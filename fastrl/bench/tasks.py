@@ -32,7 +32,16 @@ class Task:
     """Lower returns whose time is told as well."""
     flags: tuple[str, ...] = ()
     """Of fastrl-train, beside those that say what is trained and for how long."""
+    goal: float | None = None
+    """What `--stop-at-return` is given where that is more than the threshold. A run stops at the
+    first hundred episodes that reach its goal, good luck among them: near the best that can be
+    reached, a policy that stops at the threshold is as likely worse than it as better."""
     published: tuple[Published, ...] = ()
+
+    @property
+    def stop_at(self) -> float | None:
+        """The return at which a run ends."""
+        return self.threshold if self.goal is None else self.goal
 
     @property
     def least_evaluation(self) -> float:
@@ -56,7 +65,7 @@ TASKS = {
     task.name: task
     for task in (
         Task("cartpole", "envpool:CartPole-v1", 475, 20, 2_000_000, (195, 400)),
-        Task("acrobot", "envpool:Acrobot-v1", -90, 60, 5_000_000, (-200, -100)),
+        Task("acrobot", "envpool:Acrobot-v1", -90, 60, 5_000_000, (-200, -100, -90), goal=-87),
         Task("lunarlander", "envpool:LunarLander-v2", 200, 240, 20_000_000, (0, 100)),
         Task("pendulum", "envpool:Pendulum-v1", -250, 180, 10_000_000, (-800, -400)),
         Task("minigrid", "envpool:MiniGrid-Empty-5x5-v0", 0.9, 120, 5_000_000, (0.5,)),

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fastrl.algo.algorithms import ALGORITHMS
-from fastrl.algo.losses import importance_log_ratio
+from fastrl.algo.losses import LossRows, TargetRows, importance_log_ratio
 from fastrl.algo.moments import (
     Moments,
     ReturnMoments,
@@ -325,12 +325,12 @@ class Updater:
                 same = take(batch.kept) & take(torch.from_numpy(batch.lag == 0))
                 self._ratio_error = (ratio - 1.0).abs().masked_fill(~same, torch.nan).nanmedian()
         if self._of_batch is None:
-            rows_of = (ratio, reward, values, terminated, truncated, ignored)
-            returns = self._algorithm.targets(*rows_of, self._learn)
+            rows_of = TargetRows(ratio, reward, values, terminated, truncated, ignored)
+            returns = self._algorithm.targets(rows_of, self._learn)
         else:
             returns = VTraceReturns(*(whole[:, index.to(device)] for whole in self._of_batch[0]))
         network = self.network
-        terms = self._algorithm.loss(
+        looked_at = LossRows(
             log_prob,
             entropy,
             output.normalized_value.view(T, B),
@@ -338,8 +338,8 @@ class Updater:
             returns._replace(vs=network.normalize_returns(returns.vs)),
             weight,
             ignored,
-            self._learn,
         )
+        terms = self._algorithm.loss(looked_at, self._learn)
         return Pass(
             features,
             last,
@@ -373,8 +373,9 @@ class Updater:
             for array in (batch.reward, batch.terminated, batch.truncated, batch.ignored)
         )
         values = torch.cat((batch.value.to(device), bootstrap[None]))
-        rows_of = (torch.ones_like(reward), reward, values, terminated, truncated, ignored)
-        return self._algorithm.targets(*rows_of, self._learn), bootstrap
+        ones = torch.ones_like(reward)
+        rows_of = TargetRows(ones, reward, values, terminated, truncated, ignored)
+        return self._algorithm.targets(rows_of, self._learn), bootstrap
 
     def _features(self, reader: BatchReader, rows: np.ndarray) -> Tensor:
         """Encode observation rows in chunks of the size that the cache likes; [len(rows), F]."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from outputs import refusal
 
-from fastrl.bench import learn
+from fastrl.bench import learn, learn_run
 from fastrl.bench.curves import Curve
 from fastrl.bench.engine_run import EngineFailed
 from fastrl.bench.learn_run import Trained
@@ -94,6 +94,23 @@ def test_a_command_that_fails_ends_the_bench(monkeypatch, capsys):
     monkeypatch.setattr(learn, "train_task", fail)
     assert bench_main(["learn", "--tasks", "acrobot"]) == 1
     assert "fastrl-train ended with code 1." in capsys.readouterr().out
+
+
+def test_a_goal_beyond_the_threshold_is_what_the_run_stops_at(tmp_path, monkeypatch, capsys):
+    commands = []
+
+    def fail(command):
+        commands.append(command)
+        raise EngineFailed("not started")
+
+    monkeypatch.setattr(learn_run, "_Watch", fail)
+    assert bench_main(["learn", "--tasks", "acrobot", "cartpole", "--seeds", "1"]) == 1
+    goals = [command[command.index("--stop-at-return") + 1] for command in commands]
+    assert goals == ["-87", "475"]
+    # The time that counts is that of the goal.
+    one = made_up(TASKS["acrobot"], 1, 61.0, -80.0)
+    assert not one.reaches(TASKS["acrobot"])
+    assert made_up(TASKS["acrobot"], 1, 59.0, -94.0).reaches(TASKS["acrobot"])
 
 
 def test_the_evaluation_must_be_within_five_percent_of_the_threshold():
