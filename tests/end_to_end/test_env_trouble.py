@@ -24,6 +24,7 @@ import signal
 import sys
 import threading
 import time
+import uuid
 
 import gymnasium
 import numpy as np
@@ -106,9 +107,13 @@ class Sleeps(Sound):
 
 
 class Closes(Sound):
+    def __init__(self):
+        super().__init__()
+        self.name = uuid.uuid4().hex  # an id() is another's once its object has gone
+
     def close(self):
         with open(HERE / "closed.txt", "a") as file:
-            file.write(f"{os.getpid()} {id(self)}\\n")
+            file.write(f"{os.getpid()} {self.name}\\n")
 
 
 class RaisesInClose(Sound):
