@@ -66,9 +66,13 @@ TASKS = {
     for task in (
         Task("cartpole", "envpool:CartPole-v1", 475, 20, 2_000_000, (195, 400)),
         Task("acrobot", "envpool:Acrobot-v1", -90, 60, 5_000_000, (-200, -100, -90), goal=-87),
-        Task("lunarlander", "envpool:LunarLander-v2", 200, 240, 20_000_000, (0, 100)),
-        Task("pendulum", "envpool:Pendulum-v1", -250, 180, 10_000_000, (-800, -400)),
-        Task("minigrid", "envpool:MiniGrid-Empty-5x5-v0", 0.9, 120, 5_000_000, (0.5,)),
+        Task(
+            "lunarlander", "envpool:LunarLander-v2", 200, 240, 20_000_000, (0, 100, 200), goal=220
+        ),
+        Task("pendulum", "envpool:Pendulum-v1", -250, 180, 10_000_000, (-800, -250), goal=-190),
+        Task(
+            "minigrid", "envpool:MiniGrid-Empty-5x5-v0", 0.9, 120, 5_000_000, (0.5, 0.9), goal=0.93
+        ),
         Task(
             *("halfcheetah", "envpool:HalfCheetah-v4", 3000, 720, 20_000_000, (1000, 2000)),
             published=(Published(1_000_000, 5836, _SB3_CHEETAH),),
