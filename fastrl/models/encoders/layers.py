@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _LowElu(torch.autograd.Function):
-    """ELU of bf16 numbers on a CPU, over its argument; torch's takes 2.5 ns a number."""
+    """ELU of bf16 numbers on a CPU, over its argument, with the bits of torch's and faster."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def _square(conv: nn.Conv2d, dtype: torch.dtype, images: Tensor | PickedImages) 
     """Side of the squares of pixels that `conv` had better see as channels; 1: none.
 
     Matrix instructions for bf16 want more channels than the 4 of an image: on a processor that has
-    them (AMX), 8×8/4 over 84×84 costs half of what it does as it stands.
+    them (AMX) it then trains faster (docs/performance.md).
     """
     side = int(conv.stride[0])
     fits = conv.stride == (side, side) and all(size % side == 0 for size in conv.kernel_size)
