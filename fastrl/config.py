@@ -299,6 +299,7 @@ _RANGES: list[tuple[str, float, bool, float]] = [
     ("entropy_steps", 1, True, 10**15),
     ("value_coef", 0, True, 1e6),
     ("max_policy_lag", 0, True, 10**9),
+    ("initial_std", 0, False, 1e3),
 ]
 
 

@@ -68,10 +68,11 @@ def test_the_preset_follows_the_environment_and_what_it_shows(
     assert (config.preset, config.dtype, config.workers) == (preset, "f32", 4)
     assert config.envs_per_worker == load_preset(preset).num_envs / 4
     unset = {name for name in field_names() if getattr(config, name) is None}
-    assert unset | {"cnn_activation"} == {
+    assert unset | {"cnn_activation", "initial_std"} == {
         "stop_at_return", "run_dir", "init_from", "max_episode_steps", "frame_stack",
-        "separate_critic", "channels", "image_features", "env_timeout", "milestone_every",
-        "eval_every", "entropy_final", "eval_episodes", "entropy_steps", "cnn_activation",
+        "separate_critic", "channels", "initial_std", "image_features", "env_timeout",
+        "milestone_every", "eval_every", "entropy_final", "eval_episodes", "entropy_steps",
+        "cnn_activation",
     }  # fmt: skip
 
 
@@ -171,6 +172,7 @@ def test_wrong_values_are_refused_by_name(options, sentence):
         ({"inference_wait": "soon"}, "--inference-wait is 'soon'; it must be a number or 'auto'."),
         ({"normalize_advantage": "yes"}, "--normalize-advantage is 'yes'; it must be true"),
         ({"separate_critic": 1}, "--separate-critic is 1; it must be true or false."),
+        ({"initial_std": 0.0}, "--initial-std is 0.0; it must be more than 0 and at most 1,000."),
         ({"fire_reset": None}, "--fire-reset is None; it must be true or false."),
         ({"reward_clip": True}, "--reward-clip is True; it must be 'sign' or 'off' or a number."),
         ({"dtype": ["f32"]}, "--dtype is ['f32']; it must be 'f32' or 'bf16'."),

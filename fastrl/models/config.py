@@ -48,6 +48,9 @@ class ModelConfig:
     normalize_returns: bool | None = None
     """Scale returns to mean 0 and deviation 1 for the value function, whose last layer is rescaled
     so that no value changes (PopArt). Unset: the preset's."""
+    initial_std: float | None = None
+    """Deviation of continuous actions at the start, where -1 to 1 is an action's range. Unset: the
+    preset's, else 1."""
     separate_critic: bool | None = None
     """Give the value function an encoder of its own. Unset: only for continuous actions with
     vector observations."""

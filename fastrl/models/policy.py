@@ -11,6 +11,7 @@ the two: it needs rows in their order, which neither of them does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -106,13 +107,13 @@ class PolicyHead(nn.Linear):
         log_std: f32 [size] of a Gaussian, the same for all rows; else None.
     """
 
-    def __init__(self, size_in: int, distribution: Distribution) -> None:
-        """Begin with nearly equal choices, or means near 0 and deviation 1."""
+    def __init__(self, size_in: int, distribution: Distribution, initial_std: float = 1.0) -> None:
+        """Begin with nearly equal choices, or means near 0 and the deviation `initial_std`."""
         log_std = None
         width = distribution.num_params
         if isinstance(distribution, DiagonalGaussian):
             width = distribution.size
-            log_std = nn.Parameter(torch.zeros(width))
+            log_std = nn.Parameter(torch.full((width,), math.log(initial_std)))
         super().__init__(size_in, width)
         orthogonal(self, 0.01)
         self.log_std: nn.Parameter | None
@@ -140,7 +141,8 @@ class ActorCritic(nn.Module):
 
     Weights are orthogonal: gain √2 in the encoder, 0.01 in the policy's heads, 1 in the value's
     (Andrychowicz et al. 2021, "What matters in on-policy reinforcement learning"). A continuous
-    leaf has one `log_std` per element, which does not depend on the observation and starts at 0.
+    leaf has one `log_std` per element, which does not depend on the observation and starts at the
+    logarithm of `config.initial_std`.
 
     Attributes:
         return_normalizer: statistics of the returns, with `config.normalize_returns`; else None.
@@ -159,8 +161,9 @@ class ActorCritic(nn.Module):
         size = self.encoder.actor.size_out
         self._actor_size = size
         self._separate = separate
+        std = 1.0 if config.initial_std is None else config.initial_std
         self.policy_head = LeafModules(
-            {key: PolicyHead(size, dist) for key, dist in self.distributions.items()}
+            {key: PolicyHead(size, dist, std) for key, dist in self.distributions.items()}
         )
         self.value_head = nn.Linear(size, 1)
         orthogonal(self.value_head, 1.0)

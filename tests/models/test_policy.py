@@ -101,6 +101,13 @@ def test_log_std_is_a_parameter_that_does_not_depend_on_the_observation():
     assert torch.equal(params[:, 3:], torch.tensor([0.1, -0.2, 0.3]).expand(4, 3))
 
 
+@pytest.mark.parametrize("chosen, begins_at", [(None, 1.0), (0.5, 0.5)])
+def test_the_deviation_begins_where_it_is_told_to(chosen, begins_at):
+    policy = ActorCritic(spec_of(VECTOR, CONTINUOUS), ModelConfig(initial_std=chosen))
+    params = policy(obs_of(spec_of(VECTOR, CONTINUOUS), 4)).params["action"]
+    torch.testing.assert_close(params[:, 3:].exp(), torch.full((4, 3), begins_at))
+
+
 def test_the_critic_is_separate_for_continuous_actions_from_vectors_only():
     config = ModelConfig()
     separate = [uses_separate_critic(spec_of(*case), config) for case in CASES]
