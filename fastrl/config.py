@@ -167,6 +167,10 @@ class LearnOptions:
     """V-trace's truncation of the importance ratio in the trace; at most rho_bar."""
     clip: float = UNSET
     """The surrogate's ratio is clipped to [1 - clip, 1 + clip]."""
+    clip_around: Literal["behaviour", "first-epoch"] = UNSET
+    """Of appo, the policy whose ratio is clipped. behaviour: the one that chose the action.
+    first-epoch: the one that first trained on the row (a decoupled objective: rows that are old are
+    weighted by V-trace's truncated ratio, and not clipped for their age)."""
     entropy_coef: float = UNSET
     """Weight of the entropy bonus."""
     entropy_final: float | None = None
@@ -183,7 +187,7 @@ class LearnOptions:
     max_policy_lag: int = UNSET
     """Rows chosen by weights older than this many versions are not trained on; default: the
     versions of 8 batches."""
-    publish: Literal["batch", "step"] = "batch"
+    publish: Literal["batch", "step"] = UNSET
     """When the learner publishes weights: after each batch, or after each optimiser step."""
 
 
@@ -372,6 +376,11 @@ def _check_mode(config: TrainConfig) -> None:
         raise ConfigError(
             "--workers 0 runs everything in one process, so --mode cannot be async; leave one of "
             "the two out."
+        )
+    if config.algorithm != "appo" and config.clip_around == "first-epoch":
+        raise ConfigError(
+            f"--clip-around is first-epoch, but --algorithm {config.algorithm} has no such "
+            "objective; leave it out, or take --clip-around behaviour."
         )
     if config.algorithm == "ppo" and config.mode == "async":
         raise ConfigError(

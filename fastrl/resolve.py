@@ -39,6 +39,8 @@ def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> T
     sync = is_sync(config)
     values["preset"] = preset.name
     values["mode"] = "sync" if sync else "async"
+    if config.algorithm != "appo":
+        values["clip_around"] = "behaviour"  # the presets think of appo
     if config.log_every is None:
         values["log_every"] = "10u" if sync else "5s"
     values |= _spread(config, preset.num_envs, sync, cores)

@@ -312,6 +312,8 @@ def test_in_sync_the_number_of_environments_does_not_depend_on_the_machine(optio
     [
         ({"workers": 0, "mode": "async"}, "--workers 0 runs everything in one process, so --mode"),
         ({"algorithm": "ppo", "mode": "async"}, "--algorithm ppo has no correction for policy lag"),
+        ({"algorithm": "ppo", "clip_around": "first-epoch"},
+         "--clip-around is first-epoch, but --algorithm ppo has no such objective"),
         ({"algorithm": "a2c"}, "--algorithm is 'a2c'; it must be 'appo' or 'impala' or 'ppo'"),
         ({"eval_every": 0}, "--eval-every is 0; it must be at least 1"),
         ({"eval_episodes": 5}, "--eval-episodes means nothing without --eval-every"),
@@ -325,6 +327,14 @@ def test_in_sync_the_number_of_environments_does_not_depend_on_the_machine(optio
 )  # fmt: skip
 def test_what_sync_cannot_keep_its_promise_with_is_refused(options, sentence):
     assert sentence in refusal(**options)
+
+
+def test_only_appo_clips_around_another_policy_than_the_behaviour():
+    chosen = {}
+    for algorithm in ("appo", "impala", "ppo"):
+        config = TrainConfig(env="atari:Pong", seed=1, algorithm=algorithm)
+        chosen[algorithm] = resolve(config, spec("image"), cores=2, bf16_cpu=False).clip_around
+    assert chosen == {"appo": "first-epoch", "impala": "behaviour", "ppo": "behaviour"}
 
 
 def test_the_lag_that_is_trained_on_is_counted_in_batches():

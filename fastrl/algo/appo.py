@@ -1,5 +1,12 @@
 """Asynchronous PPO: V-trace targets with the clipped surrogate of PPO.
 
+The surrogate clips around the policy that collected the rows, or, with ``--clip-around
+first-epoch``, around the one that saw a row first while training on its batch; what lies between
+the two is an importance weight then, truncated as V-trace truncates it. After Hilton et al. 2022
+("Batch size-invariance for policy optimization", arXiv:2110.00641), who call the two the behavior
+and the proximal policy: a clip around a policy that is a batch old also stops rows that this batch
+has not moved yet.
+
 After Schulman et al. 2017 ("Proximal Policy Optimization Algorithms", arXiv:1707.06347) and
 Espeholt et al. 2018 (IMPALA, arXiv:1802.01561), joined as in Petrenko et al. 2020 (Sample Factory,
 arXiv:2006.11751).
@@ -39,7 +46,8 @@ def targets(rows: TargetRows, options: LearnOptions) -> VTraceReturns:
 def loss(rows: LossRows, options: LearnOptions) -> LossTerms:
     """`appo_loss` by the run's options."""
     return appo_loss(
-        *rows,
+        *rows[:-1],
+        proximal_log_prob=rows.proximal_log_prob,
         clip=options.clip,
         value_coef=options.value_coef,
         entropy_coef=options.entropy_coef,
@@ -62,6 +70,7 @@ def appo_loss(
     entropy_coef: float,
     rho_bar: float = 1.0,
     normalise: bool = True,
+    proximal_log_prob: Tensor | None = None,
 ) -> LossTerms:
     """Clipped surrogate, value error and entropy of one minibatch.
 
@@ -76,13 +85,21 @@ def appo_loss(
         clip: ε of the surrogate.
         value_coef: factor of the value loss.
         entropy_coef: factor of the entropy bonus.
-        rho_bar: threshold that `rho_clipped_share` counts against.
+        rho_bar: threshold that `rho_clipped_share` counts against, and of the weight below.
         normalise: whether advantages are normalised over the kept rows.
+        proximal_log_prob: f32 [T, B], log π'(a), without gradient, of a policy to clip around in
+            place of μ: the surrogate is min(ρ̄, π'/μ)·min(w·A, clip(w)·A) with w = π/π'.
     """
     num_valid = count_valid(ignored)
-    log_ratio = importance_log_ratio(log_prob, behaviour_log_prob, weight == 0)
+    unused = weight == 0
+    log_ratio = importance_log_ratio(log_prob, behaviour_log_prob, unused)
     advantage = normalise_advantage(returns.advantage, weight) if normalise else returns.advantage
-    policy_loss = clipped_surrogate(log_ratio.exp(), advantage, weight, num_valid, clip)
+    ratio = log_ratio.exp()
+    if proximal_log_prob is not None:
+        ratio = importance_log_ratio(log_prob, proximal_log_prob, unused).exp()
+        stale = importance_log_ratio(proximal_log_prob, behaviour_log_prob, unused).exp()
+        advantage = stale.clamp(max=rho_bar) * advantage
+    policy_loss = clipped_surrogate(ratio, advantage, weight, num_valid, clip)
     value_loss = squared_value_error(value, returns.vs, weight, num_valid)
     entropy = mean_over_valid(entropy, weight, num_valid)
     return LossTerms(
@@ -90,5 +107,13 @@ def appo_loss(
         policy_loss.detach(),
         value_loss.detach(),
         entropy.detach(),
-        *diagnostics(log_ratio.detach(), value.detach(), returns.vs, weight, clip, rho_bar),
+        *diagnostics(
+            log_ratio.detach(),
+            ratio.detach(),
+            value.detach(),
+            returns.vs,
+            weight,
+            clip,
+            rho_bar,
+        ),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from fastrl.algo.losses import (
@@ -40,7 +41,7 @@ def targets(rows: TargetRows, options: LearnOptions) -> VTraceReturns:
 def loss(rows: LossRows, options: LearnOptions) -> LossTerms:
     """`impala_loss` by the run's options."""
     return impala_loss(
-        *rows,
+        *rows[:-1],
         value_coef=options.value_coef,
         entropy_coef=options.entropy_coef,
         rho_bar=options.rho_bar,
@@ -76,5 +77,13 @@ def impala_loss(
         policy_loss.detach(),
         value_loss.detach(),
         entropy.detach(),
-        *diagnostics(log_ratio, value.detach(), returns.vs, weight, math.inf, rho_bar),
+        *diagnostics(
+            log_ratio,
+            torch.ones_like(log_ratio),
+            value.detach(),
+            returns.vs,
+            weight,
+            math.inf,
+            rho_bar,
+        ),
     )

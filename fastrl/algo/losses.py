@@ -54,6 +54,8 @@ class LossRows(NamedTuple):
     """f32, 1 for a row to train on, 0 for an ignored or masked one."""
     ignored: Tensor
     """bool."""
+    proximal_log_prob: Tensor | None = None
+    """f32, log π(a) of the policy around which the surrogate clips; None: of the behaviour."""
 
 
 class LossTerms(NamedTuple):
@@ -129,9 +131,16 @@ def count_valid(ignored: Tensor) -> Tensor:
 
 
 def diagnostics(
-    log_ratio: Tensor, value: Tensor, target: Tensor, weight: Tensor, clip: float, rho_bar: float
+    log_ratio: Tensor,
+    clipped: Tensor,
+    value: Tensor,
+    target: Tensor,
+    weight: Tensor,
+    clip: float,
+    rho_bar: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The last four fields of `LossTerms`, over kept rows alone."""
+    """The last four fields of `LossTerms`, over kept rows alone; `clipped` is the ratio that the
+    surrogate clips, `log_ratio` that to the behaviour."""
     kept = weight.sum().clamp_min(1.0)
     ratio = log_ratio.exp()
 
@@ -144,7 +153,7 @@ def diagnostics(
     total = variance(target)
     return (
         mean(ratio - 1.0 - log_ratio).clamp_min(0.0),  # of rounding alone it may be less
-        mean(((ratio - 1.0).abs() > clip).float()),
+        mean(((clipped - 1.0).abs() > clip).float()),
         mean((ratio > rho_bar).float()),
         torch.where(total > 0, 1.0 - variance(target - value) / total, torch.nan),
     )

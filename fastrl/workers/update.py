@@ -89,6 +89,10 @@ class Updater:
         # Where they are computed once per batch: of all its columns, and f32 [B], V of row T.
         self._of_batch: tuple[VTraceReturns, Tensor] | None = None
         self._ratio_error: Tensor | None = None  # of a batch, once its first minibatch is known
+        # f32 [T, all columns of the batch], log π(a) of the policy that first trained on a row, as
+        # far as it is known; of --clip-around first-epoch.
+        self._proximal: Tensor | None = None
+        self._first_epoch = True
 
     @property
     def num_params(self) -> int:
@@ -174,10 +178,13 @@ class Updater:
         self._ratio_error = None
         if self._algorithm.once_per_batch:
             self._of_batch = self._returns_of(batch, reader)
+        if config.clip_around == "first-epoch":
+            self._proximal = batch.log_prob.to(self._device, copy=True)
         self._skipped.clear()
         rows: list[Tensor] = []
         stepped: list[np.ndarray] = []
         for epoch in range(config.epochs):
+            self._first_epoch = epoch == 0
             self._targets.clear()
             order = np.random.default_rng([config.seed, update, epoch]).permutation(
                 batch.num_columns
@@ -338,6 +345,7 @@ class Updater:
             returns._replace(vs=network.normalize_returns(returns.vs)),
             weight,
             ignored,
+            self._proximal_of(index.to(device), log_prob.detach()),
         )
         terms = self._algorithm.loss(looked_at, self._learn)
         return Pass(
@@ -352,6 +360,15 @@ class Updater:
             ignored,
             terms,
         )
+
+    def _proximal_of(self, columns: Tensor, log_prob: Tensor) -> Tensor | None:
+        """What the surrogate clips around, f32 [T, len(columns)], of columns of the batch whose
+        rows have `log_prob` now; None: the behaviour."""
+        if self._proximal is None:
+            return None
+        if self._first_epoch:
+            self._proximal[:, columns] = log_prob
+        return self._proximal[:, columns]
 
     @torch.no_grad()
     def _last_values(self, reader: BatchReader, first_row: np.ndarray) -> tuple[Tensor, Tensor]:

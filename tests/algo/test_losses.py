@@ -40,7 +40,7 @@ class Batch:
         self.ignored[4, 0] = self.ignored[5, 2] = self.ignored[0, 4] = True
         self.too_old = torch.zeros(rows, columns, dtype=torch.bool)
 
-    def loss(self, kind="appo"):
+    def loss(self, kind="appo", proximal=None):
         """The loss terms and the gradients of the two weight matrices."""
         policy_weight = self.policy_weight.clone().requires_grad_()
         value_weight = self.value_weight.clone().requires_grad_()
@@ -58,7 +58,7 @@ class Batch:
         weight = (~self.ignored & ~self.too_old).float()
         arguments = (log_prob, entropy, value[:-1], self.behaviour, returns, weight, self.ignored)
         if kind == "appo":
-            terms = appo_loss(*arguments, clip=0.2, **COEFFICIENTS)
+            terms = appo_loss(*arguments, clip=0.2, proximal_log_prob=proximal, **COEFFICIENTS)
         else:
             terms = impala_loss(*arguments, **COEFFICIENTS)
         terms.loss.backward()
@@ -96,6 +96,30 @@ def test_gradient_of_the_surrogate_by_hand(advantage, ratio):
     stopped = (advantage > 0 and ratio > 1.2) or (advantage < 0 and ratio < 0.8)
     expected = 0.0 if stopped else -ratio * advantage / 4
     assert log_prob.grad.item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_clip_around_the_behaviour_itself_changes_no_bit():
+    batch = Batch()
+    assert_same_bits(batch.loss(), batch.loss(proximal=batch.behaviour))
+
+
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+@pytest.mark.parametrize("stale", [0.4, 1.0, 3.0])
+@pytest.mark.parametrize("moved", [0.7, 1.0, 1.3])
+def test_gradient_of_the_decoupled_surrogate_by_hand(advantage, stale, moved):
+    """d/d log π of -min(ρ̄, π'/μ)·min(w·A, clip(w)·A) with w = π/π', or 0 where that is clipped."""
+    behaviour = torch.full((1, 1), -2.0)
+    proximal = behaviour + math.log(stale)
+    log_prob = (proximal + math.log(moved)).requires_grad_()
+    no = torch.zeros(1, 1, dtype=torch.bool)
+    returns = VTraceReturns(torch.zeros(1, 1), torch.full((1, 1), advantage))
+    appo_loss(
+        log_prob, torch.zeros(1, 1), torch.zeros(1, 1), behaviour, returns, torch.ones(1, 1), no,
+        clip=0.2, rho_bar=1.5, normalise=False, proximal_log_prob=proximal, **COEFFICIENTS,
+    ).loss.backward()  # fmt: skip
+    stopped = (advantage > 0 and moved > 1.2) or (advantage < 0 and moved < 0.8)
+    expected = 0.0 if stopped else -min(1.5, stale) * moved * advantage
+    assert log_prob.grad.item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_gradients_of_the_whole_loss_by_hand():

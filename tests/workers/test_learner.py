@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from engine import Engine
 
+from fastrl.algo import appo
 from fastrl.monitor.accounts import Control
 from fastrl.workers.batch import BatchReader
 
@@ -140,3 +142,39 @@ def test_parameters_that_are_not_finite_are_named():
     engine.updater.flat_numpy()[7] = np.nan
     with pytest.raises(FloatingPointError, match="not finite after 0 steps"):
         engine.learner.check_finite()
+
+
+def test_rows_are_clipped_around_the_policy_that_first_trained_on_them(monkeypatch):
+    engine = Engine(
+        rollout_length=4, epochs=3, minibatches=3, clip_around="first-epoch", learning_rate=0.05
+    )
+    seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    original = appo.appo_loss
+
+    def spy(log_prob, entropy, value, behaviour, *args, proximal_log_prob, **kwargs):
+        seen.append((behaviour, log_prob.detach().clone(), proximal_log_prob))
+        return original(
+            log_prob, entropy, value, behaviour, *args, proximal_log_prob=proximal_log_prob,
+            **kwargs,
+        )  # fmt: skip
+
+    monkeypatch.setattr(appo, "appo_loss", spy)
+    for _ in range(2):  # a batch knows nothing of the one before
+        seen.clear()
+        for group in (0, 1):
+            engine.fill(group, version=engine.learner.version)
+        slots = engine.queue.take(2)[0]
+        # A number of its own for each column, by which it is told.
+        numbers = engine.rng.uniform(-2.0, -1.0, 2 * engine.plan.envs_per_group)
+        engine.shared.log_prob[slots] = numbers.astype(np.float32).reshape(2, 1, -1)
+        engine.train(slots)
+        first: dict[float, torch.Tensor] = {}
+        moved = 0.0
+        for nth, (behaviour, log_prob, proximal) in enumerate(seen):
+            for column, number in enumerate(behaviour[0].tolist()):
+                if nth < 3:
+                    assert number not in first
+                    first[number] = log_prob[:, column]
+                assert torch.equal(proximal[:, column], first[number])
+                moved = max(moved, float((log_prob[:, column] - first[number]).abs().max()))
+        assert len(first) == len(numbers) and len(seen) == 9 and moved > 0.01
