@@ -104,6 +104,60 @@ def arrangements(
     return tried
 
 
+class Meter:
+    """Measures arrangements whenever it is asked; a context manager, whose processes wait in
+    between."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        spec: EnvSpec,
+        tried: Sequence[Arrangement],
+        cores: int,
+        seconds: float,
+    ) -> None:
+        """Start the processes.
+
+        Args:
+            config: resolved, of the run.
+            spec: of its environment.
+            tried: what to measure, each with at most `cores` threads.
+            cores: how many of the cores that this process may use.
+            seconds: of each measurement.
+        """
+        # As the learner has it; read when torch is loaded, so the processes must find it there.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        self._tried, self._seconds = tried, seconds
+        self._teams: list[tuple[Team, list[Arrangement]]] = []
+        with contextlib.ExitStack() as stack:
+            for threads in sorted({arrangement.threads for arrangement in tried}):
+                own = [arrangement for arrangement in tried if arrangement.threads == threads]
+                build = functools.partial(_works, config, spec, own)
+                team = stack.enter_context(Team(build, cores, threads, seconds))
+                self._teams.append((team, own))
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def measure(self, repeats: int) -> Samples:
+        """Measure every arrangement `repeats` times, interleaved, on all cores at once.
+
+        Returns:
+            For each arrangement the core time of one step in µs, one value per repeat.
+        """
+        samples: Samples = {arrangement: [] for arrangement in self._tried}
+        for _ in range(repeats):
+            for team, own in self._teams:
+                for at, arrangement in enumerate(own):
+                    rate = sum(pace.steps for pace in team.rates(at, self._seconds))
+                    samples[arrangement].append(1e6 * team.copies * arrangement.threads / rate)
+        return samples
+
+
 def measure(
     config: TrainConfig,
     spec: EnvSpec,
@@ -112,34 +166,9 @@ def measure(
     seconds: float,
     repeats: int,
 ) -> Samples:
-    """Measure every arrangement `repeats` times on `cores` cores at once.
-
-    Args:
-        config: resolved, of the run.
-        spec: of its environment.
-        tried: what to measure, each with at most `cores` threads.
-        cores: how many of the cores that this process may use.
-        seconds: of each measurement.
-        repeats: measurements of each arrangement, interleaved.
-
-    Returns:
-        For each arrangement the core time of one step in µs, one value per repeat.
-    """
-    # As the learner has it; read when torch is loaded, so the processes must find it there.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    samples: Samples = {arrangement: [] for arrangement in tried}
-    with contextlib.ExitStack() as stack:
-        teams: list[tuple[Team, list[Arrangement]]] = []
-        for threads in sorted({arrangement.threads for arrangement in tried}):
-            own = [arrangement for arrangement in tried if arrangement.threads == threads]
-            build = functools.partial(_works, config, spec, own)
-            teams.append((stack.enter_context(Team(build, cores, threads, seconds)), own))
-        for _ in range(repeats):
-            for team, own in teams:
-                for at, arrangement in enumerate(own):
-                    rate = sum(pace.steps for pace in team.rates(at, seconds))
-                    samples[arrangement].append(1e6 * team.copies * arrangement.threads / rate)
-    return samples
+    """`Meter.measure`, once."""
+    with Meter(config, spec, tried, cores, seconds) as meter:
+        return meter.measure(repeats)
 
 
 def _works(

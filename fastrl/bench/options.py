@@ -184,7 +184,7 @@ class ChaosOptions:
 
 @dataclass(frozen=True)
 class SoakOptions(Outputs):
-    """Train for long, and see whether memory, open files and threads stay and the rate holds.
+    """Train for long, and see whether memory, open files, threads and efficiency stay.
 
     Exit code 1 where one of them does not.
     """
@@ -207,7 +207,7 @@ class LearnOptions:
     """
 
     tasks: tuple[str, ...] = ("cartpole", "acrobot")
-    """Of: cartpole, acrobot, lunarlander, pendulum, minigrid, halfcheetah, pong."""
+    """Of: cartpole, acrobot, lunarlander, pendulum, minigrid, halfcheetah, pong, breakout."""
     seeds: tuple[int, ...] = (1, 2, 3)
     """Each task is trained once with each, one after the other."""
     patience: float = 2.0

@@ -1,13 +1,16 @@
-"""`fastrl-bench soak`: the engine for long; does it keep its size and its rate?
+"""`fastrl-bench soak`: the engine for long; does it keep its size and its efficiency?
 
 ::
 
     0 %          20 %  30 %                                          80 %            100 %
     │ warming up │ rate │                                             │ rate         │ SIGINT
+                 ^work  ^work                                         ^work          ^work
                  │ files, threads                                     files, threads │
                  │ memory: slope of a line through all looks ......................  │
 
 Memory is judged by role: resident memory that belongs to no file (RssAnon), of all its processes.
+Efficiency is the rate times the work of a step over the cores (docs/design.md), by what that work
+costs alone before and after the rate: a machine that others share is now faster, now slower.
 """
 
 from __future__ import annotations
@@ -22,14 +25,15 @@ from typing import Any
 import numpy as np
 
 from fastrl.bench import report
-from fastrl.bench.command import check_numbers, engine_flags, given, plan
+from fastrl.bench.command import check_numbers, dtypes, engine_flags, given, plan
+from fastrl.bench.costs import Meter, arrangements, cheapest, efficiency, work_per_step
 from fastrl.bench.engine_run import INTERRUPTED, EngineFailed
 from fastrl.bench.options import SoakOptions
 from fastrl.bench.pages import check_page, replace_section, section_of
 from fastrl.bench.processes import ROLES, Held
 from fastrl.bench.records import NoRate, Record, learned_rate
 from fastrl.bench.report import Report, Table
-from fastrl.bench.soak_run import Look, Soaked, soak_engine
+from fastrl.bench.soak_run import Look, Pause, Soaked, soak_engine
 from fastrl.errors import ConfigError
 
 PROFILES = {
@@ -45,7 +49,13 @@ PROFILES = {
 SETTLED = 0.2
 """Share of the time after which nothing may grow any more."""
 EARLY, LATE = (0.2, 0.3), (0.8, 1.0)
-"""Shares of the time whose rates are compared."""
+"""Shares of the time whose efficiencies are compared; pauses at their beginnings come off them."""
+ROWS = {"pong": 256, "cartpole": 4096}
+"""Rows of a pass whose cost is measured."""
+REPEATS = 2
+"""Measurements of each kind of work in a pause."""
+SETTLING = 1.0
+"""Seconds after a pause whose records are left out: the first has the pause in it."""
 AROUND = 5
 """Looks of which the least counts for open files and threads: main opens one for a moment to look
 at memory, the learner to save."""
@@ -54,7 +64,7 @@ FULL_SECONDS = 600.0
 SLOPE_PERCENT = 0.5
 """Of its mean, per minute: what the memory of a role may grow by."""
 RATE_PERCENT = 10.0
-"""What the late rate may differ from the early one by."""
+"""What the late efficiency may be lower than the early one by."""
 MB = 1e6
 
 
@@ -75,15 +85,25 @@ def run(options: SoakOptions) -> int:
     check_page(options.write)
     machine = report.machine()
     flags = engine_flags(PROFILES[options.profile], options.flags)
-    if plan(flags).config.workers == 0:
+    config, spec, cores = plan(flags)
+    if config.workers == 0:
         raise ConfigError("--workers 0 is one process for all; this bench tells them apart.")
+    group_size = config.envs_per_worker // config.groups_per_worker
+    tried = arrangements([group_size], [ROWS[options.profile]], dtypes())
+    length = min(1.0, options.seconds / FULL_SECONDS)
     print(f"fastrl-train {shlex.join(flags)} ...", flush=True)
-    try:
-        soaked = soak_engine(flags, options.seconds)
-    except EngineFailed as error:
-        print(f"fastrl-bench: {error}", file=sys.stderr)
-        return 1
-    verdicts = judge(soaked)
+    with Meter(config, spec, tried, cores, length) as meter:
+
+        def work() -> float:
+            return work_per_step(cheapest(meter.measure(REPEATS)), config.epochs)
+
+        pause_at = [share * options.seconds for share in (*EARLY, LATE[0])]
+        try:
+            soaked = soak_engine(flags, options.seconds, work, pause_at)
+        except EngineFailed as error:
+            print(f"fastrl-bench: {error}", file=sys.stderr)
+            return 1
+    verdicts = judge(soaked, cores)
     result = report_of(options, flags, soaked, verdicts, machine)
     result.deliver(options.json, options.plot)
     broken = [one.name for one in verdicts if not one.kept]
@@ -107,20 +127,20 @@ def slope_bound(seconds: float) -> float:
 
 
 def rate_bound(seconds: float) -> float:
-    """How much lower the rate may be at the end, in percent: means of shorter parts scatter more,
-    by the root of their length."""
+    """How much lower the efficiency may be at the end, in percent: means of shorter parts scatter
+    more, by the root of their length."""
     return RATE_PERCENT * float(np.sqrt(max(1.0, FULL_SECONDS / seconds)))
 
 
-def judge(soaked: Soaked) -> list[Verdict]:
-    """Every promise of a soak."""
+def judge(soaked: Soaked, cores: int) -> list[Verdict]:
+    """Every promise of a soak on so many cores."""
     verdicts = [
         judge_memory(soaked, role)
         for role in ROLES
         if any(one.role == role for one in soaked.looks[0].held.values())
     ]
     verdicts += judge_held(soaked)
-    verdicts.append(judge_rate(soaked))
+    verdicts.append(judge_efficiency(soaked, cores))
     told = "it did not end" if soaked.code is None else f"exit code {soaked.code}"
     verdicts.append(
         Verdict("end by SIGINT", told, f"exit code {INTERRUPTED}", soaked.code == INTERRUPTED)
@@ -219,23 +239,27 @@ def _count(one: Held, what: str) -> int:
     return one.files if what == "files" else one.threads
 
 
-def judge_rate(soaked: Soaked) -> Verdict:
-    """Learned steps per second at the end against those once the engine had settled.
-
-    Only a rate that falls is a fault: one that rises is the machine's, which others share.
-    """
+def judge_efficiency(soaked: Soaked, cores: int) -> Verdict:
+    """Efficiency at the end against that once the engine had settled; only less is a fault."""
     bound = f"at most {rate_bound(soaked.seconds):.3g} % lower"
+    parts = list(zip(soaked.pauses[::2], soaked.pauses[1::2], strict=True))
     try:
-        early, late = (learned_rate(_part(soaked, *part)).mean for part in (EARLY, LATE))
+        rates = [learned_rate(_between(soaked, *pauses)).mean for pauses in parts]
     except NoRate as error:
-        return Verdict("steps/s", str(error), bound, False)
+        return Verdict("efficiency", str(error), bound, False)
+    works = [statistics.fmean(pause.work_us for pause in pauses) for pauses in parts]
+    early, late = (efficiency(*seen, cores) for seen in zip(rates, works, strict=True))
     percent = 100 * (late / early - 1)
-    found = f"{early:,.0f}, then {late:,.0f}: {percent:+.1f} %"
-    return Verdict("steps/s", found, bound, percent >= -rate_bound(soaked.seconds))
+    told = ", then ".join(
+        f"{share:.3f} ({rate:,.0f} steps/s of {work:,.4g} µs)"
+        for share, rate, work in zip((early, late), rates, works, strict=True)
+    )
+    found = f"{told}: {percent:+.1f} %"
+    return Verdict("efficiency", found, bound, percent >= -rate_bound(soaked.seconds))
 
 
-def _part(soaked: Soaked, low: float, high: float) -> list[Record]:
-    begin, end = low * soaked.seconds, high * soaked.seconds
+def _between(soaked: Soaked, before: Pause, after: Pause) -> list[Record]:
+    begin, end = before.end + SETTLING, after.begin
     return [record for record in soaked.records if begin <= record["seconds"] <= end]
 
 
@@ -255,8 +279,9 @@ def report_of(
             f"file; its slope is that of a line through the smallest of each tenth of the last "
             f"{1 - SETTLED:.0%} of the time",
             "open files, threads": f"of each process, at {SETTLED:.0%} of the time and at its end",
-            "steps/s": f"learned, from {EARLY[0]:.0%} to {EARLY[1]:.0%} of the time and from "
-            f"{LATE[0]:.0%} to its end",
+            "efficiency": f"learned steps/s from {EARLY[0]:.0%} to {EARLY[1]:.0%} of the time and "
+            f"from {LATE[0]:.0%} to its end, each times the work of a step (c_env + c_inf + "
+            "epochs·c_train, measured before and after it while the engine stands still), / cores",
         },
         tables=[
             Table(
@@ -282,6 +307,7 @@ def report_of(
                 for look in soaked.looks
             ],
             "steps": [[record["seconds"], record["steps"]] for record in soaked.records],
+            "pauses": [vars(pause) for pause in soaked.pauses],
         },
         draw=lambda axes: _draw(axes, soaked),
         machine=machine,

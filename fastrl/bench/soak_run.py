@@ -3,17 +3,22 @@
 ::
 
     fastrl-train ─▶ first batch │ look . look . look ...... look │ SIGINT ─▶ exit code, who is left
+                                         SIGSTOP, work alone, SIGCONT
+
+The speed of a machine that others share changes from minute to minute. So what the work of a step
+costs it (`costs`) is measured now and then, while the engine is stopped as a whole.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +51,17 @@ class Look:
 
 
 @dataclass(frozen=True)
+class Pause:
+    """A time in which the engine stood still, and the work of a step was measured."""
+
+    begin: float
+    end: float
+    """Seconds since the first batch, as of a look."""
+    work_us: float
+    """Core time that a step must cost."""
+
+
+@dataclass(frozen=True)
 class Soaked:
     """What one run showed."""
 
@@ -58,13 +74,23 @@ class Soaked:
     """Exit code after SIGINT; None: it did not end."""
     left: list[str]
     """Processes that outlived main by 2 s."""
+    pauses: list[Pause]
+    """In their order; in the last one the engine had ended."""
 
 
-def soak_engine(flags: list[str], seconds: float, tell: Callable[[str], None] = print) -> Soaked:
+def soak_engine(
+    flags: list[str],
+    seconds: float,
+    measure: Callable[[], float],
+    pause_at: Sequence[float],
+    tell: Callable[[str], None] = print,
+) -> Soaked:
     """Train for `seconds` after the first batch, then interrupt the run.
 
     `flags` are those of ``fastrl-train``, without ``--run-dir``, for a run that is not over before.
-    Raises EngineFailed where it does not start, or ends by itself.
+    At each of `pause_at`, in seconds since the first batch, and after the end `measure` says what a
+    step costs, in µs of a core. Raises EngineFailed where the engine does not start, or ends by
+    itself.
     """
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="fastrl-soak-") as folder:
@@ -76,18 +102,20 @@ def soak_engine(flags: list[str], seconds: float, tell: Callable[[str], None] = 
                 command, stdout=stream, stderr=subprocess.STDOUT, env=variables
             )
         try:
-            looks = _look_on(process, run, seconds, tell)
-            if looks is None:
+            looked = _look_on(process, run, seconds, measure, pause_at, tell)
+            if looked is None:
                 tail = "\n".join(output.read_text().splitlines()[-20:])
                 code = process.poll()
                 how = "did not start" if code is None else f"ended with code {code}"
                 raise EngineFailed(f"fastrl-train {how}. Its last lines:\n{tail}")
+            looks, pauses = looked
             process.send_signal(signal.SIGINT)
             code = _wait(process, STOP_SECONDS)
             left = wait_until_alone(mark, ALONE_SECONDS)
         finally:
             kill_family(mark)
             process.wait()
+        pauses.append(Pause(seconds, seconds, measure()))
         records = read_records(run)
         first = warm_at(records, 0.0) or 0.0
         return Soaked(
@@ -100,14 +128,21 @@ def soak_engine(flags: list[str], seconds: float, tell: Callable[[str], None] = 
             ],
             code,
             [f"{seen.pid} {seen.name}: {seen.command[:120]}" for seen in left.values()],
+            pauses,
         )
 
 
 def _look_on(
-    process: subprocess.Popen[bytes], run: Path, seconds: float, tell: Callable[[str], None]
-) -> list[Look] | None:
+    process: subprocess.Popen[bytes],
+    run: Path,
+    seconds: float,
+    measure: Callable[[], float],
+    pause_at: Sequence[float],
+    tell: Callable[[str], None],
+) -> tuple[list[Look], list[Pause]] | None:
     """Look until the time is over; None where the run did not last for so long."""
     looks: list[Look] = []
+    pauses: list[Pause] = []
     waited_since, began = time.monotonic(), None
     every = min(EVERY_SECONDS, seconds / MANY)
     told = 0.0
@@ -121,6 +156,10 @@ def _look_on(
                 looks.append(Look(0.0, held(process.pid)))
             elif now - waited_since > START_SECONDS:
                 return None
+        elif len(pauses) < len(pause_at) and now - began >= pause_at[len(pauses)]:
+            with stopped(process.pid):
+                work_us = measure()
+            pauses.append(Pause(now - began, time.monotonic() - began, work_us))
         elif now - began >= looks[-1].at + every:
             looks.append(Look(now - began, held(process.pid)))
             if now - began >= told + TELL_SECONDS:
@@ -130,7 +169,22 @@ def _look_on(
                     f"{looks[-1].at:.0f} of {seconds:.0f} s: {len(looks[-1].held)} processes with "
                     f"{total / 1e6:,.0f} MB"
                 )
-    return looks
+    return looks, pauses
+
+
+@contextlib.contextmanager
+def stopped(main: int) -> Iterator[None]:
+    """Have a run stand still, all its processes: main first, which watches the others, and last."""
+    pids = [main, *(pid for pid in held(main) if pid != main)]
+    try:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in reversed(pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def _has_learned(run: Path) -> bool:

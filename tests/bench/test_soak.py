@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 from made_records import records_of
@@ -13,7 +18,7 @@ from outputs import refusal
 from fastrl.bench.options import SoakOptions
 from fastrl.bench.processes import Held, held
 from fastrl.bench.soak import PROFILES, judge, rate_bound, report_of, slope_bound
-from fastrl.bench.soak_run import Look, Soaked
+from fastrl.bench.soak_run import Look, Pause, Soaked, stopped
 
 MB = 10**6
 ROLES = {1: "main", 2: "inference", 3: "learner", 4: "rollout", 5: "rollout"}
@@ -33,24 +38,33 @@ def looks_of(size=lambda pid, at: 50 * MB, files=None, threads=None, seconds=600
     return looks
 
 
-def soaked(looks=None, records=None, code=130, left=(), seconds=600.0):
+def pauses_of(works, seconds=600.0):
+    """Pauses where the bench has them, in which a step cost that much; of 5 s in ten minutes."""
+    shares = (0.2, 0.3, 0.8, 1.0)
+    return [
+        Pause(share * seconds, (share + 1 / 120) * seconds, work)
+        for share, work in zip(shares, works, strict=True)
+    ]
+
+
+def soaked(looks=None, records=None, code=130, left=(), seconds=600.0, works=(500.0,) * 4):
     """A run that is as it should be, but for what is given."""
     looks = looks_of(seconds=seconds) if looks is None else looks
     if records is None:
         records = records_of(1000, 500, 0.5, seconds, start=0.0)
-    return Soaked(seconds, looks, records, code, list(left))
+    return Soaked(seconds, looks, records, code, list(left), pauses_of(works, seconds))
 
 
 def broken(run):
-    return [one.name for one in judge(run) if not one.kept]
+    return [one.name for one in judge(run, 2) if not one.kept]
 
 
 def test_a_steady_run_keeps_every_promise():
-    verdicts = judge(soaked())
+    verdicts = judge(soaked(), 2)
     assert all(one.kept for one in verdicts)
     assert [one.name for one in verdicts] == [
         *(f"memory of {role}" for role in ("rollout", "inference", "learner", "main")),
-        *("processes", "open files", "threads", "steps/s", "end by SIGINT", "processes left"),
+        *("processes", "open files", "threads", "efficiency", "end by SIGINT", "processes left"),
     ]
 
 
@@ -95,7 +109,7 @@ def test_a_shorter_soak_bounds_the_same_growth_in_all():
 def test_a_leak_of_files_or_threads_is_found_in_each_process(what):
     name = {"files": "open files", "threads": "threads"}[what]
     leaks = {what: lambda pid, at: 10 + (pid == 4 and at > 300)}
-    (found,) = [one for one in judge(soaked(looks_of(**leaks))) if not one.kept]
+    (found,) = [one for one in judge(soaked(looks_of(**leaks)), 2) if not one.kept]
     assert found.name == name and found.found == "rollout 4: 10 to 11"
     fewer = {what: lambda pid, at: 10 - (pid == 3 and at > 300)}
     assert broken(soaked(looks_of(**fewer))) == [name]
@@ -137,7 +151,7 @@ def test_a_replaced_process_is_found():
             has = dict(look.held)
             has[9] = has.pop(5)
             looks[place] = Look(look.at, has)
-    (found,) = [one for one in judge(soaked(looks)) if not one.kept]
+    (found,) = [one for one in judge(soaked(looks), 2) if not one.kept]
     assert found.name == "processes" and found.found == "rollout 5 is gone, rollout 9 is new"
 
 
@@ -147,20 +161,74 @@ def test_a_role_that_is_gone_is_no_small_one():
     assert broken(soaked(looks)) == ["memory of learner", "processes"]
 
 
-@pytest.mark.parametrize("factor, kept", [(0.88, False), (0.92, True), (1.08, True), (1.2, True)])
-def test_a_rate_that_changes_is_found(factor, kept):
+def changing(factor):
+    """Records of a rate that is so much higher in the second half."""
     before = records_of(1000, 500, 0.5, 300, start=0.0)
     after = records_of(1000 * factor, 500, 0.5, 300, start=0.0)
     at, steps = before[-1]["seconds"], before[-1]["steps"]
     later = [r | {"seconds": r["seconds"] + at, "steps": r["steps"] + steps} for r in after]
-    assert (broken(soaked(records=[*before, *later])) == []) == kept
+    return [*before, *later]
+
+
+@pytest.mark.parametrize("factor, kept", [(0.88, False), (0.92, True), (1.08, True), (1.2, True)])
+def test_an_efficiency_that_changes_is_found(factor, kept):
+    assert (broken(soaked(records=changing(factor))) == []) == kept
+
+
+@pytest.mark.parametrize("late, kept", [((500.0, 500.0), False), ((700.0, 550.0), True)])
+def test_a_machine_that_has_become_slower_is_no_fault_of_the_engine(late, kept):
+    run = soaked(records=changing(0.8), works=(500.0, 500.0, *late))
+    assert (broken(run) == []) == kept
+    (found,) = [one.found for one in judge(run, 2) if one.name == "efficiency"]
+    assert found.startswith("0.250 (1,000 steps/s of 500 µs), then 0.2")
+
+
+def test_what_a_pause_leaves_of_a_rate_is_what_counts():
+    # Steps come to a stop in each pause, and records go on.
+    records = records_of(1000, 500, 0.5, 600, start=0.0)
+    for pause in pauses_of([1.0] * 4)[:3]:
+        records = [
+            r | {"steps": r["steps"] - 5000} if r["seconds"] > pause.end else r for r in records
+        ]
+    (found,) = [one.found for one in judge(soaked(records=records), 2) if one.name == "efficiency"]
+    assert "(1,000 steps/s of 500 µs), then 0.250 (1,000 steps/s" in found
+
+
+def test_a_run_stands_still_as_a_whole_and_goes_on():
+    loop = "import time\nwhile True: time.sleep(0.01)"
+    nest = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {loop!r}])"
+    process = subprocess.Popen([sys.executable, "-c", nest])
+    try:
+        while len(held(process.pid)) < 2:
+            assert process.poll() is None
+            time.sleep(0.01)
+        pids = list(held(process.pid))
+
+        def states():
+            return {
+                Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids
+            }
+
+        with stopped(process.pid):
+            deadline = time.monotonic() + 5
+            while states() != {"T"} and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert states() == {"T"}
+        deadline = time.monotonic() + 5
+        while "T" in states() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert "T" not in states()
+    finally:
+        for pid in reversed(list(held(process.pid))):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
 
 
 def test_a_run_that_stands_still_at_its_end_is_found():
     records = records_of(1000, 500, 0.5, 400, start=0.0)
     still = [records[-1] | {"seconds": 400.0 + at} for at in range(200)]
-    (found,) = [one for one in judge(soaked(records=[*records, *still])) if not one.kept]
-    assert found.name == "steps/s" and "a rate takes two" in found.found
+    (found,) = [one for one in judge(soaked(records=[*records, *still]), 2) if not one.kept]
+    assert found.name == "efficiency" and "a rate takes two" in found.found
 
 
 def test_the_end_is_part_of_it():
@@ -172,7 +240,7 @@ def test_the_end_is_part_of_it():
 def test_the_report_says_what_was_not_kept(tmp_path):
     run = soaked(code=1)
     machine = {"cpu": "a processor", "cores": 2, "load": 0.0}
-    report = report_of(SoakOptions(), ["--env", "x"], run, judge(run), machine)
+    report = report_of(SoakOptions(), ["--env", "x"], run, judge(run, 2), machine)
     rows = {row[0]: row[-1] for row in report.tables[0].rows}
     assert rows["end by SIGINT"] == "NOT KEPT" and rows["threads"] == "kept"
     assert report.values["kept"] is False and len(report.values["looks"]) == len(run.looks)
