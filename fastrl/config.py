@@ -134,10 +134,17 @@ class LearnOptions:
     batch_size: int = UNSET
     """Steps in a batch, a multiple of T x (environments per group); default: one rollout of every
     group."""
+    batches_ahead: int = UNSET
+    """In async, batches that may be collected while the learner trains on one: 2 keeps both sides
+    busy, 1 keeps rows young."""
     minibatches: int = UNSET
     """Optimiser steps per epoch over a batch."""
     epochs: int = UNSET
     """Passes over each batch."""
+    targets: Literal["batch", "minibatch"] = UNSET
+    """When V-trace's targets are computed. minibatch: in each step, by the network as it is; a
+    minibatch is whole rollouts. batch: once, by the network at the batch's start, around which the
+    surrogate clips; a minibatch is random rows. impala has the first, ppo the second."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """rmsprop is TensorFlow's, as IMPALA was published with: epsilon inside the root."""
     learning_rate: float = UNSET
@@ -167,10 +174,6 @@ class LearnOptions:
     """V-trace's truncation of the importance ratio in the trace; at most rho_bar."""
     clip: float = UNSET
     """The surrogate's ratio is clipped to [1 - clip, 1 + clip]."""
-    clip_around: Literal["behaviour", "first-epoch"] = UNSET
-    """Of appo, the policy whose ratio is clipped. behaviour: the one that chose the action.
-    first-epoch: the one that first trained on the row (a decoupled objective: rows that are old are
-    weighted by V-trace's truncated ratio, and not clipped for their age)."""
     entropy_coef: float = UNSET
     """Weight of the entropy bonus."""
     entropy_final: float | None = None
@@ -263,6 +266,9 @@ def _interval(name: str, text: str, least: float) -> Interval:
     return Interval(number, unit)
 
 
+TARGETS: dict[str, Literal["batch", "minibatch"]] = {"impala": "minibatch", "ppo": "batch"}
+"""`targets` of the algorithms that leave no choice."""
+
 # (option, lower bound, whether the bound itself is allowed, upper bound)
 _RANGES: list[tuple[str, float, bool, float]] = [
     ("total_steps", 1, True, 10**15),
@@ -284,6 +290,7 @@ _RANGES: list[tuple[str, float, bool, float]] = [
     ("reward_scale", 0, False, 1e9),
     ("reward_clip", 0, False, 1e9),
     ("batch_size", 1, True, 2**31),
+    ("batches_ahead", 1, True, 100),
     ("minibatches", 1, True, 2**16),
     ("epochs", 1, True, 1000),
     ("learning_rate", 0, True, 10),
@@ -377,10 +384,11 @@ def _check_mode(config: TrainConfig) -> None:
             "--workers 0 runs everything in one process, so --mode cannot be async; leave one of "
             "the two out."
         )
-    if config.algorithm != "appo" and config.clip_around == "first-epoch":
+    only = TARGETS.get(config.algorithm)
+    if only is not None and config.targets not in (None, only):
         raise ConfigError(
-            f"--clip-around is first-epoch, but --algorithm {config.algorithm} has no such "
-            "objective; leave it out, or take --clip-around behaviour."
+            f"--targets is {config.targets}, but --algorithm {config.algorithm} computes them once "
+            f"per {only}; leave it out."
         )
     if config.algorithm == "ppo" and config.mode == "async":
         raise ConfigError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from fastrl.config import TrainConfig, check_sizes, is_sync
+from fastrl.config import TARGETS, TrainConfig, check_sizes, is_sync
 from fastrl.envs.spec import EnvSpec
 from fastrl.errors import ConfigError
 from fastrl.preset import choose_preset, load_preset
@@ -39,8 +39,8 @@ def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> T
     sync = is_sync(config)
     values["preset"] = preset.name
     values["mode"] = "sync" if sync else "async"
-    if config.algorithm != "appo":
-        values["clip_around"] = "behaviour"  # the presets think of appo
+    if config.algorithm in TARGETS:
+        values["targets"] = TARGETS[config.algorithm]  # the presets think of appo
     if config.log_every is None:
         values["log_every"] = "10u" if sync else "5s"
     values |= _spread(config, preset.num_envs, sync, cores)

@@ -312,8 +312,10 @@ def test_in_sync_the_number_of_environments_does_not_depend_on_the_machine(optio
     [
         ({"workers": 0, "mode": "async"}, "--workers 0 runs everything in one process, so --mode"),
         ({"algorithm": "ppo", "mode": "async"}, "--algorithm ppo has no correction for policy lag"),
-        ({"algorithm": "ppo", "clip_around": "first-epoch"},
-         "--clip-around is first-epoch, but --algorithm ppo has no such objective"),
+        ({"algorithm": "ppo", "targets": "minibatch"},
+         "--targets is minibatch, but --algorithm ppo computes them once per batch"),
+        ({"algorithm": "impala", "targets": "batch"},
+         "--targets is batch, but --algorithm impala computes them once per minibatch"),
         ({"algorithm": "a2c"}, "--algorithm is 'a2c'; it must be 'appo' or 'impala' or 'ppo'"),
         ({"eval_every": 0}, "--eval-every is 0; it must be at least 1"),
         ({"eval_episodes": 5}, "--eval-episodes means nothing without --eval-every"),
@@ -329,12 +331,14 @@ def test_what_sync_cannot_keep_its_promise_with_is_refused(options, sentence):
     assert sentence in refusal(**options)
 
 
-def test_only_appo_clips_around_another_policy_than_the_behaviour():
+@pytest.mark.parametrize("env, of_appo", [("atari:Pong", "batch"), ("x:y", "minibatch")])
+def test_when_targets_are_computed_is_appos_choice_alone(env, of_appo):
     chosen = {}
+    observation = spec("image" if env.startswith("atari") else "vector")
     for algorithm in ("appo", "impala", "ppo"):
-        config = TrainConfig(env="atari:Pong", seed=1, algorithm=algorithm)
-        chosen[algorithm] = resolve(config, spec("image"), cores=2, bf16_cpu=False).clip_around
-    assert chosen == {"appo": "first-epoch", "impala": "behaviour", "ppo": "behaviour"}
+        config = TrainConfig(env=env, seed=1, algorithm=algorithm)
+        chosen[algorithm] = resolve(config, observation, cores=2, bf16_cpu=False).targets
+    assert chosen == {"appo": of_appo, "impala": "minibatch", "ppo": "batch"}
 
 
 def test_the_lag_that_is_trained_on_is_counted_in_batches():

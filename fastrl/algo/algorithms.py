@@ -16,13 +16,13 @@ class Algorithm(NamedTuple):
 
     targets: Callable[[TargetRows, LearnOptions], VTraceReturns]
     loss: Callable[[LossRows, LearnOptions], LossTerms]
-    once_per_batch: bool = False
-    """Whether targets are computed once, from the values stored while collecting, and not by the
-    current network in each minibatch."""
+    stored_values: bool = False
+    """Whether targets are computed from the values stored while collecting, and not by the present
+    network, which then also says how far its policy is from the collecting one."""
 
 
 ALGORITHMS = {
     "appo": Algorithm(appo.targets, appo.loss),
     "impala": Algorithm(impala.targets, impala.loss),
-    "ppo": Algorithm(ppo.targets, ppo.loss, once_per_batch=True),
+    "ppo": Algorithm(ppo.targets, ppo.loss, stored_values=True),
 }

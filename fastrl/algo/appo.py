@@ -1,11 +1,10 @@
 """Asynchronous PPO: V-trace targets with the clipped surrogate of PPO.
 
-The surrogate clips around the policy that collected the rows, or, with ``--clip-around
-first-epoch``, around the one that saw a row first while training on its batch; what lies between
-the two is an importance weight then, truncated as V-trace truncates it. After Hilton et al. 2022
-("Batch size-invariance for policy optimization", arXiv:2110.00641), who call the two the behavior
-and the proximal policy: a clip around a policy that is a batch old also stops rows that this batch
-has not moved yet.
+With ``--targets batch`` the surrogate clips around the policy at the batch's start in place of the
+one that collected it, and what lies between the two is an importance weight, truncated as V-trace
+truncates it. After Hilton et al. 2022 ("Batch size-invariance for policy optimization",
+arXiv:2110.00641), who call the two the proximal and the behavior policy: a clip around a policy
+that is a batch old also stops rows that this batch has not moved yet.
 
 After Schulman et al. 2017 ("Proximal Policy Optimization Algorithms", arXiv:1707.06347) and
 Espeholt et al. 2018 (IMPALA, arXiv:1802.01561), joined as in Petrenko et al. 2020 (Sample Factory,

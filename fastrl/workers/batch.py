@@ -52,6 +52,26 @@ class Batch:
         """B."""
         return len(self.first_row)
 
+    def by_rows(self, rows: np.ndarray) -> Batch:
+        """The same as T·B columns of one row each, time-major; `rows` (int64 [T*B]) are theirs in
+        the flat observation array."""
+
+        def flat(array: torch.Tensor) -> torch.Tensor:
+            return array.flatten(0, 1)[None]
+
+        return Batch(
+            first_row=rows,
+            action={key: flat(action) for key, action in self.action.items()},
+            log_prob=flat(self.log_prob),
+            value=flat(self.value),
+            reward=flat(self.reward),
+            terminated=flat(self.terminated),
+            truncated=flat(self.truncated),
+            ignored=flat(self.ignored),
+            kept=flat(self.kept),
+            lag=self.lag.reshape(1, -1),
+        )
+
 
 class BatchReader:
     """Reads batches out of the arena; owns the buffers that chunks of observations are gathered
@@ -138,9 +158,10 @@ class BatchReader:
         """What was allowed at observation rows, per masked action leaf: bool [len(rows), size]."""
         return {key: torch.from_numpy(flat[rows]) for key, flat in self._mask_rows.items()}
 
-    def magnitudes(self, first_row: np.ndarray) -> dict[str, torch.Tensor]:
-        """The largest absolute value of each observation of columns: by leaf f32 [T+1, columns]."""
-        rows = self.rows(first_row, range(self._T + 1))
+    def magnitudes(self, first_row: np.ndarray, steps: int) -> dict[str, torch.Tensor]:
+        """The largest absolute value of each observation of columns of so many steps, and of the
+        row after them: by leaf f32 [steps + 1, columns]."""
+        rows = self.rows(first_row, range(steps + 1))
         chunks: dict[str, list[torch.Tensor]] = {}
         for start in range(0, len(rows), self._chunk_rows):
             obs = self.observations(rows[start : start + self._chunk_rows])
@@ -148,7 +169,7 @@ class BatchReader:
                 numbers = leaf.copied() if isinstance(leaf, PickedImages) else leaf
                 largest = numbers.float().abs().reshape(len(numbers), -1).amax(1)
                 chunks.setdefault(key, []).append(largest)
-        return {key: torch.cat(parts).view(self._T + 1, -1) for key, parts in chunks.items()}
+        return {key: torch.cat(parts).view(steps + 1, -1) for key, parts in chunks.items()}
 
     def observations(self, rows: np.ndarray) -> dict[str, torch.Tensor | PickedImages]:
         """Gather up to `chunk_rows` observations; integer ones are valid until the next call.

@@ -90,7 +90,7 @@ def diagnose(
     ignored = batch.ignored[:, at]
     obs = {
         leaf_text("observation", spec.observation[key].path): largest
-        for key, largest in reader.magnitudes(first_row).items()
+        for key, largest in reader.magnitudes(first_row, len(ignored)).items()
     }
     stored = _Stored(batch.reward[:, at].masked_fill(ignored, 0.0).abs(), obs)
     gradients = {n: p.grad for n, p in parameters.items() if p.grad is not None}

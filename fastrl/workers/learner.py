@@ -26,7 +26,7 @@ from fastrl.errors import ConfigError, NotFinite
 from fastrl.models.registry import register_models
 from fastrl.monitor.accounts import STOP_AFTER_FAILURE, Clock, Control, return_of
 from fastrl.shm import Closed, Counters
-from fastrl.workers.batch import Batch, BatchReader
+from fastrl.workers.batch import BatchReader
 from fastrl.workers.diagnosis import diagnose
 from fastrl.workers.formats import choose_dtype
 from fastrl.workers.heap import HeapCare, keep_freed_memory
@@ -148,7 +148,7 @@ class Learner:
             # Publish first: whoever gets a slot back acts with weights that have learned from it.
             # Not where nothing was learned: a version that is none would age every row in flight.
             self._publish()
-            self._look_at_skipped(batch)
+            self._look_at_skipped()
         self.steps += num_valid
         self.updates += 1
         control.add(Control.TRAINED, num_kept)
@@ -164,17 +164,17 @@ class Learner:
         metrics["perf/update_ms"] = (time.perf_counter() - started) * 1e3
         return metrics
 
-    def _look_at_skipped(self, batch: Batch) -> None:
-        """Have skipped optimiser steps counted and told; the slots of `batch` are still ours."""
+    def _look_at_skipped(self) -> None:
+        """Have skipped optimiser steps counted and told; the slots of the batch are still ours."""
         updater = self._updater
         steps = updater.steps
         assert steps is not None
 
         def cause(step: int) -> str:
             columns = steps.columns[step]
-            found = updater.backward(batch, self._reader, columns)
+            found = updater.backward(steps.batch, self._reader, columns)
             spec = self._shared.plan.spec
-            finding = diagnose(spec, updater.network, batch, self._reader, columns, found)
+            finding = diagnose(spec, updater.network, steps.batch, self._reader, columns, found)
             return finding.describe(steps.symptom(step))
 
         # The weights went to the host just now: the device has done all that there was.

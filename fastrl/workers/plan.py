@@ -100,9 +100,12 @@ class Plan:
 
     @property
     def slots_per_group(self) -> int:
-        """K: one slot trains, one is full and one fills, so that neither side waits for the
-        other. In sync a single one, so that nobody acts while weights change."""
-        return 1 if self.sync else 2 * -(-self.batch_slots // self.num_groups) + 1
+        """K: of a batch ahead one slot fills while one trains; of two, one is full as well, so that
+        neither side waits for the other. In sync a single one, so that nobody acts while weights
+        change."""
+        of_batch = -(-self.batch_slots // self.num_groups)
+        ahead = self.config.batches_ahead * of_batch
+        return 1 if self.sync else max(2 * of_batch, ahead + 1)
 
     @property
     def num_slots(self) -> int:

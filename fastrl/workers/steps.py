@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fastrl.algo.losses import LossTerms
 from fastrl.algo.vtrace import VTraceReturns
+from fastrl.workers.batch import Batch
 
 
 class Pass(NamedTuple):
@@ -42,6 +43,8 @@ class Steps(NamedTuple):
     """f32 [n, number of names], on the device; those of skipped steps too."""
     names: tuple[str, ...]
     """Of the values: names of metrics."""
+    batch: Batch
+    """What they trained on: the batch, or its rows as columns."""
     columns: list[np.ndarray]
     """int64 [columns of a minibatch] each."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,6 +58,19 @@ MOMENTS_STREAM, KL_STREAM = 1 << 20, 1 << 21
 """Beside the epochs, which number the other streams of random numbers of an update."""
 
 
+class _OfBatch(NamedTuple):
+    """What is computed once per batch, [T, B] of all its columns."""
+
+    returns: VTraceReturns
+    proximal: Tensor | None
+    """f32, log π(a) of the policy at its start."""
+
+    def at(self, rows: Tensor) -> tuple[VTraceReturns, Tensor | None]:
+        """Those of rows (int64 [n], time-major), [1, n] each."""
+        returns = VTraceReturns(*(x.flatten()[rows][None] for x in self.returns))
+        return returns, None if self.proximal is None else self.proximal.flatten()[rows][None]
+
+
 class Updater:
     """Owns the network that learns and its optimiser.
 
@@ -86,13 +99,8 @@ class Updater:
         self.steps: Steps | None = None
         self._skipped: list[Tensor] = []  # of an update: bool [] per optimiser step
         self._targets: list[tuple[Tensor, Tensor]] = []  # of an epoch: v_t and valid rows
-        # Where they are computed once per batch: of all its columns, and f32 [B], V of row T.
-        self._of_batch: tuple[VTraceReturns, Tensor] | None = None
+        self._of_batch: _OfBatch | None = None
         self._ratio_error: Tensor | None = None  # of a batch, once its first minibatch is known
-        # f32 [T, all columns of the batch], log π(a) of the policy that first trained on a row, as
-        # far as it is known; of --clip-around first-epoch.
-        self._proximal: Tensor | None = None
-        self._first_epoch = True
 
     @property
     def num_params(self) -> int:
@@ -151,7 +159,8 @@ class Updater:
     ) -> dict[str, Tensor]:
         """Train `epochs` times on the kept rows of `batch`; return metrics as device tensors.
 
-        Columns are permuted anew in each epoch, by (seed, update, epoch).
+        Columns, or with `targets` batch rows, are permuted anew in each epoch, by (seed, update,
+        epoch).
 
         Args:
             batch: with at least one kept row.
@@ -174,17 +183,15 @@ class Updater:
         }
         kl_rows = self._kl_rows(batch, reader, update) if config.lr_schedule == "kl" else None
         before = None if kl_rows is None else self._policy_params(reader, kl_rows)
-        size = batch.num_columns // config.minibatches
         self._ratio_error = None
-        if self._algorithm.once_per_batch:
-            self._of_batch = self._returns_of(batch, reader)
-        if config.clip_around == "first-epoch":
-            self._proximal = batch.log_prob.to(self._device, copy=True)
+        if config.targets == "batch":
+            self._of_batch = self._prepare(batch, reader)
+            batch = batch.by_rows(reader.rows(batch.first_row, range(config.rollout_length)))
+        size = batch.num_columns // config.minibatches
         self._skipped.clear()
         rows: list[Tensor] = []
         stepped: list[np.ndarray] = []
         for epoch in range(config.epochs):
-            self._first_epoch = epoch == 0
             self._targets.clear()
             order = np.random.default_rng([config.seed, update, epoch]).permutation(
                 batch.num_columns
@@ -197,7 +204,7 @@ class Updater:
                     rows.append(self._minibatch(batch, reader, columns))
                     stepped.append(columns)
         self.steps = steps = Steps(
-            torch.stack(self._skipped), torch.stack(rows), tuple(METRICS), stepped
+            torch.stack(self._skipped), torch.stack(rows), tuple(METRICS), batch, stepped
         )
         if kl_rows is not None and before is not None:
             kl = self.network.kl(before, self._policy_params(reader, kl_rows)).mean()
@@ -315,14 +322,14 @@ class Updater:
         with self._autocast():
             features = self._features(reader, rows)
         output = self.network.heads(features, self._masks(reader, rows))
+        value = output.value.view(T, B)
         if self._of_batch is None:
             last, bootstrap = self._last_values(reader, first_row)
         else:
-            last = features.new_zeros(B, features.shape[1])
-            bootstrap = self._of_batch[1][index.to(device)]
+            # Went into the targets already.
+            last, bootstrap = features.new_zeros(B, features.shape[1]), value.new_zeros(B)
         actions = {key: take(action).flatten(0, 1) for key, action in batch.action.items()}
         log_prob, entropy = (x.view(T, B) for x in self.network.evaluate(output, actions))
-        value = output.value.view(T, B)
         with torch.no_grad():
             ratio = importance_log_ratio(log_prob, behaviour, ignored).exp()
             values = torch.cat((value, bootstrap[None]))
@@ -333,9 +340,9 @@ class Updater:
                 self._ratio_error = (ratio - 1.0).abs().masked_fill(~same, torch.nan).nanmedian()
         if self._of_batch is None:
             rows_of = TargetRows(ratio, reward, values, terminated, truncated, ignored)
-            returns = self._algorithm.targets(rows_of, self._learn)
+            returns, proximal = self._algorithm.targets(rows_of, self._learn), None
         else:
-            returns = VTraceReturns(*(whole[:, index.to(device)] for whole in self._of_batch[0]))
+            returns, proximal = self._of_batch.at(index.to(device))
         network = self.network
         looked_at = LossRows(
             log_prob,
@@ -345,7 +352,7 @@ class Updater:
             returns._replace(vs=network.normalize_returns(returns.vs)),
             weight,
             ignored,
-            self._proximal_of(index.to(device), log_prob.detach()),
+            proximal,
         )
         terms = self._algorithm.loss(looked_at, self._learn)
         return Pass(
@@ -361,15 +368,6 @@ class Updater:
             terms,
         )
 
-    def _proximal_of(self, columns: Tensor, log_prob: Tensor) -> Tensor | None:
-        """What the surrogate clips around, f32 [T, len(columns)], of columns of the batch whose
-        rows have `log_prob` now; None: the behaviour."""
-        if self._proximal is None:
-            return None
-        if self._first_epoch:
-            self._proximal[:, columns] = log_prob
-        return self._proximal[:, columns]
-
     @torch.no_grad()
     def _last_values(self, reader: BatchReader, first_row: np.ndarray) -> tuple[Tensor, Tensor]:
         """Features [B, F] and values f32 [B] of columns' row T by the present weights."""
@@ -380,19 +378,33 @@ class Updater:
         return features, self.network.heads(features, self._masks(reader, rows)).value
 
     @torch.no_grad()
-    def _returns_of(self, batch: Batch, reader: BatchReader) -> tuple[VTraceReturns, Tensor]:
-        """Targets of a whole batch by the values stored in it and, of row T, which the collecting
-        policy did not look at, by the present network's, which are returned as well."""
+    def _prepare(self, batch: Batch, reader: BatchReader) -> _OfBatch:
+        """Targets of a whole batch, by the present network or, but for row T, which the collecting
+        policy did not look at, by the values stored in it."""
         device = self._device
-        _, bootstrap = self._last_values(reader, batch.first_row)
-        reward, terminated, truncated, ignored = (
+        reward, terminated, truncated, ignored, behaviour = (
             array.to(device)
-            for array in (batch.reward, batch.terminated, batch.truncated, batch.ignored)
+            for array in (
+                *(batch.reward, batch.terminated, batch.truncated),
+                *(batch.ignored, batch.log_prob),
+            )
         )
-        values = torch.cat((batch.value.to(device), bootstrap[None]))
-        ones = torch.ones_like(reward)
-        rows_of = TargetRows(ones, reward, values, terminated, truncated, ignored)
-        return self._algorithm.targets(rows_of, self._learn), bootstrap
+        T, B = reward.shape
+        _, bootstrap = self._last_values(reader, batch.first_row)
+        if self._algorithm.stored_values:
+            value, ratio, proximal = batch.value.to(device), torch.ones_like(reward), None
+        else:
+            rows = reader.rows(batch.first_row, range(T))
+            with self._autocast():
+                features = self._features(reader, rows)
+            output = self.network.heads(features, self._masks(reader, rows))
+            actions = {key: x.to(device).flatten(0, 1) for key, x in batch.action.items()}
+            proximal = self.network.evaluate(output, actions)[0].view(T, B)
+            value = output.value.view(T, B)
+            ratio = importance_log_ratio(proximal, behaviour, ignored).exp()
+        values = torch.cat((value, bootstrap[None]))
+        rows_of = TargetRows(ratio, reward, values, terminated, truncated, ignored)
+        return _OfBatch(self._algorithm.targets(rows_of, self._learn), proximal)
 
     def _features(self, reader: BatchReader, rows: np.ndarray) -> Tensor:
         """Encode observation rows in chunks of the size that the cache likes; [len(rows), F]."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from engine import Engine
 from fastrl.algo import appo
 from fastrl.monitor.accounts import Control
 from fastrl.workers.batch import BatchReader
+from fastrl.workers.update import Updater
 
 
 def test_lag_is_counted_in_versions_and_old_rows_are_masked():
@@ -144,37 +147,50 @@ def test_parameters_that_are_not_finite_are_named():
         engine.learner.check_finite()
 
 
-def test_rows_are_clipped_around_the_policy_that_first_trained_on_them(monkeypatch):
+def test_targets_of_a_batch_are_those_of_the_policy_at_its_start(monkeypatch):
     engine = Engine(
-        rollout_length=4, epochs=3, minibatches=3, clip_around="first-epoch", learning_rate=0.05
-    )
-    seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        rollout_length=4, envs_per_worker=12, epochs=3, minibatches=3, targets="batch",
+        learning_rate=0.05, normalize_returns=False,
+    )  # fmt: skip
+    config, reader = engine.plan.config, BatchReader(engine.shared, chunk_rows=64)
+    by_minibatch = Updater(engine.plan.spec, dataclasses.replace(config, targets="minibatch"))
+    seen: list[list[torch.Tensor]] = []
     original = appo.appo_loss
 
-    def spy(log_prob, entropy, value, behaviour, *args, proximal_log_prob, **kwargs):
-        seen.append((behaviour, log_prob.detach().clone(), proximal_log_prob))
-        return original(
-            log_prob, entropy, value, behaviour, *args, proximal_log_prob=proximal_log_prob,
-            **kwargs,
-        )  # fmt: skip
+    def spy(log_prob, entropy, value, behaviour, returns, *args, **kwargs):
+        arrays = (behaviour, returns.vs, returns.advantage, kwargs["proximal_log_prob"], log_prob)
+        seen.append([x.detach().flatten().clone() for x in arrays])
+        return original(log_prob, entropy, value, behaviour, returns, *args, **kwargs)
 
-    monkeypatch.setattr(appo, "appo_loss", spy)
     for _ in range(2):  # a batch knows nothing of the one before
-        seen.clear()
         for group in (0, 1):
             engine.fill(group, version=engine.learner.version)
         slots = engine.queue.take(2)[0]
-        # A number of its own for each column, by which it is told.
-        numbers = engine.rng.uniform(-2.0, -1.0, 2 * engine.plan.envs_per_group)
-        engine.shared.log_prob[slots] = numbers.astype(np.float32).reshape(2, 1, -1)
-        engine.train(slots)
-        first: dict[float, torch.Tensor] = {}
-        moved = 0.0
-        for nth, (behaviour, log_prob, proximal) in enumerate(seen):
-            for column, number in enumerate(behaviour[0].tolist()):
-                if nth < 3:
-                    assert number not in first
-                    first[number] = log_prob[:, column]
-                assert torch.equal(proximal[:, column], first[number])
-                moved = max(moved, float((log_prob[:, column] - first[number]).abs().max()))
-        assert len(first) == len(numbers) and len(seen) == 9 and moved > 0.01
+        # A number of its own for each row, by which it is told.
+        stored = engine.shared.log_prob[slots]
+        numbers = engine.rng.permutation(stored.size) / stored.size - 2.0
+        engine.shared.log_prob[slots] = numbers.reshape(stored.shape)
+        by_minibatch.load_weights(engine.updater.state())
+        batch = reader.read(slots, engine.learner.version, config.max_policy_lag)
+        start = by_minibatch.backward(batch, reader, np.arange(batch.num_columns))
+        expected = torch.stack([*start.returns, start.log_prob]).flatten(1)
+        ignored = batch.ignored.flatten()
+        where = {number: at for at, number in enumerate(batch.log_prob.flatten().tolist())}
+        assert len(where) == stored.size
+        seen.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(appo, "appo_loss", spy)
+            engine.train(slots)
+        assert len(seen) == 9
+        for epoch in range(3):
+            found = [
+                torch.cat(parts) for parts in zip(*seen[3 * epoch : 3 * epoch + 3], strict=True)
+            ]
+            order = torch.tensor([where[number] for number in found[0].tolist()])
+            assert not torch.equal(order, order.sort().values)
+            assert torch.equal(order.sort().values, torch.arange(stored.size))
+            used = ~ignored[order]
+            torch.testing.assert_close(
+                torch.stack(found[1:4])[:, used], expected[:, order][:, used], rtol=1e-4, atol=1e-5
+            )
+        assert float((found[4] - found[3])[used].abs().max()) > 0.01, "nothing was learned"

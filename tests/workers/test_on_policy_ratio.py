@@ -1,7 +1,7 @@
 """On data of the policy's own, at lag 0, the ratio between learning and acting is 1.
 
 The bodies of all processes run in turn, as with `--workers 0`; the ratios are those that the
-learner's V-trace gets in the first minibatch of each batch.
+learner's loss is computed from in the first minibatch of each batch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from engine import make_learner
 
 from fastrl.algo import appo
+from fastrl.algo.losses import importance_log_ratio
 from fastrl.models.acting import ActingPolicy
 from fastrl.shm import Arena
 from fastrl.workers.inference import Inference
@@ -23,18 +24,19 @@ BATCHES = 4
 
 
 def first_minibatches(monkeypatch, spec, **options):
-    """Ratios [T, B] and ignored rows of each batch's first minibatch, and the batches' metrics."""
+    """Ratios and ignored rows of each batch's first minibatch, and the batches' metrics."""
     shared, _, learner = make_learner(
         Arena.create(), spec, mode="sync", epochs=2, minibatches=2, rollout_length=8, **options
     )
     plan, taken = shared.plan, []
-    plain = appo.vtrace_appo
+    plain = appo.appo_loss
 
-    def vtrace(ratio, reward, values, terminated, truncated, ignored, **keywords):
-        taken.append((ratio.clone(), ignored.clone()))
-        return plain(ratio, reward, values, terminated, truncated, ignored, **keywords)
+    def loss(log_prob, entropy, value, behaviour, returns, weight, ignored, **keywords):
+        ratio = importance_log_ratio(log_prob.detach(), behaviour, ignored).exp()
+        taken.append((ratio, ignored.clone()))
+        return plain(log_prob, entropy, value, behaviour, returns, weight, ignored, **keywords)
 
-    monkeypatch.setattr(appo, "vtrace_appo", vtrace)
+    monkeypatch.setattr(appo, "appo_loss", loss)
     E = plan.envs_per_group
     envs = [everything.EverythingEnv(spec, E, g * E) for g in range(plan.num_groups)]
     worker = RolloutWorker(shared, 0, envs)

@@ -43,10 +43,14 @@ def oldest_lag(plan: Plan) -> int:
 
 
 @pytest.mark.parametrize(
-    "slots, per_group, lag", [(4, 3, 2), (2, 3, 4), (1, 3, 8), (5, 5, 4), (8, 5, 2)]
+    "slots, ahead, per_group, lag",
+    [
+        *((4, 2, 3, 2), (2, 2, 3, 4), (1, 2, 3, 8), (5, 2, 5, 4), (8, 2, 5, 2)),
+        *((4, 1, 2, 1), (2, 1, 2, 2), (5, 1, 4, 3), (8, 1, 4, 2), (4, 5, 6, 5)),
+    ],
 )
-def test_slots_and_lag_follow_from_the_batch(slots, per_group, lag):
-    plan = plan_for(slots)
+def test_slots_and_lag_follow_from_the_batch(slots, ahead, per_group, lag):
+    plan = plan_for(slots, batches_ahead=ahead)
     assert (plan.slots_per_group, plan.largest_lag) == (per_group, lag)
     assert plan.largest_lag == oldest_lag(plan)
     assert plan.num_slots == 4 * per_group
