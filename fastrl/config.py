@@ -144,7 +144,8 @@ class LearnOptions:
     targets: Literal["batch", "minibatch"] = UNSET
     """When V-trace's targets are computed. minibatch: in each step, by the network as it is; a
     minibatch is whole rollouts. batch: once, by the network at the batch's start, around which the
-    surrogate clips; a minibatch is random rows. impala has the first, ppo the second."""
+    surrogate clips; a minibatch is random rows. impala has the first; ppo has targets per batch, of
+    the collecting network."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """rmsprop is TensorFlow's, as IMPALA was published with: epsilon inside the root."""
     learning_rate: float = UNSET
@@ -169,7 +170,8 @@ class LearnOptions:
     gae_lambda: float = UNSET
     """Lambda of the trace."""
     rho_bar: float = 1.0
-    """V-trace's truncation of the importance ratio in the temporal difference."""
+    """V-trace's truncation of the importance ratio in the temporal difference and, with --targets
+    batch, of the weight of an old row's advantage."""
     c_bar: float = 1.0
     """V-trace's truncation of the importance ratio in the trace; at most rho_bar."""
     clip: float = UNSET
@@ -310,7 +312,7 @@ _RANGES: list[tuple[str, float, bool, float]] = [
     ("entropy_steps", 1, True, 10**15),
     ("value_coef", 0, True, 1e6),
     ("max_policy_lag", 0, True, 10**9),
-    ("initial_std", 0, False, 1e3),
+    ("initial_std", 1e-3, True, 1e3),
 ]
 
 

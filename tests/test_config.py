@@ -172,7 +172,7 @@ def test_wrong_values_are_refused_by_name(options, sentence):
         ({"inference_wait": "soon"}, "--inference-wait is 'soon'; it must be a number or 'auto'."),
         ({"normalize_advantage": "yes"}, "--normalize-advantage is 'yes'; it must be true"),
         ({"separate_critic": 1}, "--separate-critic is 1; it must be true or false."),
-        ({"initial_std": 0.0}, "--initial-std is 0.0; it must be more than 0 and at most 1,000."),
+        ({"initial_std": 0.0}, "--initial-std is 0.0; it must be at least 0.001 and at most"),
         ({"fire_reset": None}, "--fire-reset is None; it must be true or false."),
         ({"reward_clip": True}, "--reward-clip is True; it must be 'sign' or 'off' or a number."),
         ({"dtype": ["f32"]}, "--dtype is ['f32']; it must be 'f32' or 'bf16'."),

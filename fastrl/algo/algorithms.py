@@ -17,8 +17,8 @@ class Algorithm(NamedTuple):
     targets: Callable[[TargetRows, LearnOptions], VTraceReturns]
     loss: Callable[[LossRows, LearnOptions], LossTerms]
     stored_values: bool = False
-    """Whether targets are computed from the values stored while collecting, and not by the present
-    network, which then also says how far its policy is from the collecting one."""
+    """Whether targets of a batch are computed from the values stored while collecting, without a
+    pass of the network at its start."""
 
 
 ALGORITHMS = {

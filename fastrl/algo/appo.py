@@ -32,7 +32,7 @@ from fastrl.config import LearnOptions
 
 
 def targets(rows: TargetRows, options: LearnOptions) -> VTraceReturns:
-    """Targets and advantages of a minibatch by the current network, see `vtrace_appo`."""
+    """Targets and advantages by the network that `rows.value` is of, see `vtrace_appo`."""
     return vtrace_appo(
         *rows,
         gamma=options.gamma,
@@ -45,7 +45,13 @@ def targets(rows: TargetRows, options: LearnOptions) -> VTraceReturns:
 def loss(rows: LossRows, options: LearnOptions) -> LossTerms:
     """`appo_loss` by the run's options."""
     return appo_loss(
-        *rows[:-1],
+        rows.log_prob,
+        rows.entropy,
+        rows.value,
+        rows.behaviour_log_prob,
+        rows.returns,
+        rows.weight,
+        rows.ignored,
         proximal_log_prob=rows.proximal_log_prob,
         clip=options.clip,
         value_coef=options.value_coef,

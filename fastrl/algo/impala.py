@@ -41,7 +41,13 @@ def targets(rows: TargetRows, options: LearnOptions) -> VTraceReturns:
 def loss(rows: LossRows, options: LearnOptions) -> LossTerms:
     """`impala_loss` by the run's options."""
     return impala_loss(
-        *rows[:-1],
+        rows.log_prob,
+        rows.entropy,
+        rows.value,
+        rows.behaviour_log_prob,
+        rows.returns,
+        rows.weight,
+        rows.ignored,
         value_coef=options.value_coef,
         entropy_coef=options.entropy_coef,
         rho_bar=options.rho_bar,

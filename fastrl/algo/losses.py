@@ -71,7 +71,7 @@ class LossTerms(NamedTuple):
     clipfrac: Tensor
     """Share of kept rows whose ratio lies outside the surrogate's clip range; 0 for IMPALA."""
     rho_clipped_share: Tensor
-    """Share of kept rows whose ratio exceeds ρ̄ of V-trace."""
+    """Share of kept rows whose ratio to the behaviour exceeds ρ̄."""
     explained_variance: Tensor
     """1 - Var(v - V)/Var(v) over kept rows; NaN where v does not vary: not to be plotted."""
 

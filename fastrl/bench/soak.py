@@ -63,7 +63,7 @@ FULL_SECONDS = 600.0
 """Time for which the bounds below are meant."""
 SLOPE_PERCENT = 0.5
 """Of its mean, per minute: what the memory of a role may grow by."""
-RATE_PERCENT = 10.0
+EFFICIENCY_PERCENT = 10.0
 """What the late efficiency may be lower than the early one by."""
 MB = 1e6
 
@@ -126,10 +126,10 @@ def slope_bound(seconds: float) -> float:
     return SLOPE_PERCENT * max(1.0, FULL_SECONDS / seconds)
 
 
-def rate_bound(seconds: float) -> float:
+def efficiency_bound(seconds: float) -> float:
     """How much lower the efficiency may be at the end, in percent: means of shorter parts scatter
     more, by the root of their length."""
-    return RATE_PERCENT * float(np.sqrt(max(1.0, FULL_SECONDS / seconds)))
+    return EFFICIENCY_PERCENT * float(np.sqrt(max(1.0, FULL_SECONDS / seconds)))
 
 
 def judge(soaked: Soaked, cores: int) -> list[Verdict]:
@@ -241,7 +241,7 @@ def _count(one: Held, what: str) -> int:
 
 def judge_efficiency(soaked: Soaked, cores: int) -> Verdict:
     """Efficiency at the end against that once the engine had settled; only less is a fault."""
-    bound = f"at most {rate_bound(soaked.seconds):.3g} % lower"
+    bound = f"at most {efficiency_bound(soaked.seconds):.3g} % lower"
     parts = list(zip(soaked.pauses[::2], soaked.pauses[1::2], strict=True))
     try:
         rates = [learned_rate(_between(soaked, *pauses)).mean for pauses in parts]
@@ -255,7 +255,7 @@ def judge_efficiency(soaked: Soaked, cores: int) -> Verdict:
         for share, rate, work in zip((early, late), rates, works, strict=True)
     )
     found = f"{told}: {percent:+.1f} %"
-    return Verdict("efficiency", found, bound, percent >= -rate_bound(soaked.seconds))
+    return Verdict("efficiency", found, bound, percent >= -efficiency_bound(soaked.seconds))
 
 
 def _between(soaked: Soaked, before: Pause, after: Pause) -> list[Record]:
@@ -281,7 +281,8 @@ def report_of(
             "open files, threads": f"of each process, at {SETTLED:.0%} of the time and at its end",
             "efficiency": f"learned steps/s from {EARLY[0]:.0%} to {EARLY[1]:.0%} of the time and "
             f"from {LATE[0]:.0%} to its end, each times the work of a step (c_env + c_inf + "
-            "epochs·c_train, measured before and after it while the engine stands still), / cores",
+            "epochs·c_train, measured before and after it, while the engine stands still or has "
+            "ended), / cores",
         },
         tables=[
             Table(

@@ -175,16 +175,23 @@ def _look_on(
 @contextlib.contextmanager
 def stopped(main: int) -> Iterator[None]:
     """Have a run stand still, all its processes: main first, which watches the others, and last."""
-    pids = [main, *(pid for pid in held(main) if pid != main)]
+    pids = [main]
     try:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+        _signal(main, signal.SIGSTOP)
+        # Until nobody is left who could start another.
+        while new := [pid for pid in held(main) if pid not in pids]:
+            for pid in new:
+                pids.append(pid)
+                _signal(pid, signal.SIGSTOP)
         yield
     finally:
         for pid in reversed(pids):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+            _signal(pid, signal.SIGCONT)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
 
 
 def _has_learned(run: Path) -> bool:

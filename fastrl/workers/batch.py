@@ -1,4 +1,4 @@
-"""From full slots to a time-major batch, and from a minibatch's columns to observations.
+"""From full slots to a time-major batch, and from a minibatch's columns or rows to observations.
 
 Small arrays are gathered once per batch to `[T, B]`; observations stay in their slots, and each
 chunk of rows is gathered straight from the arena, once per use::

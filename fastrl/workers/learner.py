@@ -25,7 +25,7 @@ from fastrl.envs.spec import EnvSpec
 from fastrl.errors import ConfigError, NotFinite
 from fastrl.models.registry import register_models
 from fastrl.monitor.accounts import STOP_AFTER_FAILURE, Clock, Control, return_of
-from fastrl.shm import Closed, Counters
+from fastrl.shm import Closed, Consumer, Counters
 from fastrl.workers.batch import BatchReader
 from fastrl.workers.diagnosis import diagnose
 from fastrl.workers.formats import choose_dtype
@@ -254,24 +254,11 @@ def _loop(shared: Shared, learner: Learner, journal: Journal) -> None:
     updated, update_seconds = time.monotonic_ns(), 0.0
     clock.store(Clock.STARTED, time.monotonic_ns())
     while learner.steps < plan.config.total_steps and not control.load(Control.STOP):
-        timeout = 0.0
-        waited = 0
-        while True:
-            before = time.monotonic_ns()
-            count = inbox.pop_many(words, sources, timeout=timeout)
-            # Added at once: a batch may take longer to come than main's records are apart.
-            spent = time.monotonic_ns() - before
-            waited += spent
-            clock.add(Clock.WAIT, spent)
-            for word in words[:count].tolist():
-                queue.look_at(word & GROUP_MASK)
-            if len(queue) >= plan.batch_slots and count == 0:
-                break
-            timeout = 0.0 if len(queue) >= plan.batch_slots else 1.0
+        full_before, waited = _wait_for_slots(inbox, queue, plan.batch_slots, words, sources, clock)
         full = len(queue)
         if plan.config.device == "cpu" and update_seconds > 0 and not plan.sync:
             # All slots but those of the last update: while it ran, every group came to a stop.
-            everyone_waits = full >= plan.num_slots - plan.batch_slots
+            everyone_waits = full_before >= plan.num_slots - plan.batch_slots
             share = waited / max(1, time.monotonic_ns() - updated)
             torch.set_num_threads(governor.after_update(everyone_waits, share, update_seconds))
         slots, dropped = queue.take(plan.batch_slots)
@@ -287,6 +274,43 @@ def _loop(shared: Shared, learner: Learner, journal: Journal) -> None:
         heap.after_update()
         if reported and plan.sync and plan.config.stop_at_return is not None:
             _wait_for_judgement(shared, learner.updates_of_this_run)
+
+
+def _wait_for_slots(
+    inbox: Consumer,
+    queue: SlotQueue,
+    enough: int,
+    words: np.ndarray,
+    sources: np.ndarray,
+    clock: Counters,
+) -> tuple[int, int]:
+    """Wait until the queue has that many slots, and take in those that are full by then.
+
+    Returns how many were full before it waited for any, and the nanoseconds that it waited; `words`
+    and `sources` are scratch.
+    """
+    waited = 0
+
+    def look(timeout: float) -> int:
+        nonlocal waited
+        before = time.monotonic_ns()
+        count = inbox.pop_many(words, sources, timeout=timeout)
+        # Added at once: a batch may take longer to come than main's records are apart.
+        spent = time.monotonic_ns() - before
+        waited += spent
+        clock.add(Clock.WAIT, spent)
+        for word in words[:count].tolist():
+            queue.look_at(word & GROUP_MASK)
+        return count
+
+    while look(0.0):
+        pass
+    full_before = len(queue)
+    while len(queue) < enough:
+        look(1.0)
+    while look(0.0):
+        pass
+    return full_before, waited
 
 
 def _wait_for_judgement(shared: Shared, through: int) -> None:

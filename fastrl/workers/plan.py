@@ -205,7 +205,9 @@ class Plan:
         needed, available = self.layout().nbytes, available_memory()
         if needed > 0.9 * available:
             # A batch of more slots than groups takes more slots of each group.
-            smaller = ", a smaller --batch-size" if self.slots_per_group > 3 else ""
+            smaller = ", a smaller --batch-size" if self.batch_slots > self.num_groups else ""
+            if self.config.batches_ahead > 1:
+                smaller += ", --batches-ahead 1"
             raise ConfigError(
                 f"The plan needs {needed / 2**30:.1f} GiB of shared memory for "
                 f"{self.num_slots} slots, and {available / 2**30:.1f} GiB are available; use fewer "
@@ -274,6 +276,7 @@ class Plan:
         largest, trained = self.largest_lag, self.config.max_policy_lag
         if largest <= trained:
             return ""
-        steps, least = self.num_envs * self.rollout_length, 2 * versions_per_batch(self.config)
+        steps = self.num_envs * self.rollout_length
+        least = self.config.batches_ahead * versions_per_batch(self.config)
         other = f", or take --batch-size {steps} for a lag of {least}" if trained >= least else ""
         return f". Older rows will be masked: raise --max-policy-lag to {largest}{other}"

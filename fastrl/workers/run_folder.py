@@ -173,7 +173,7 @@ def _existing(config: TrainConfig, path: Path, given: Collection[str]) -> RunFol
 # What every run has decided by the time it writes its file, and a resumed one computes with.
 _DECIDED = (
     "seed", "mode", "preset", "workers", "groups_per_worker", "envs_per_worker", "rollout_length",
-    "batch_size", "minibatches", "epochs",
+    "batch_size", "batches_ahead", "minibatches", "epochs", "targets", "publish",
 )  # fmt: skip
 
 
@@ -221,6 +221,8 @@ def _go_on(
     if alone and "mode" not in given:
         changed["mode"] = "sync"
     # What was derived from an option that is another now is derived again.
+    if "algorithm" in changed:
+        changed.setdefault("targets", None)
     every_env = max(1, int(stored.workers)) * stored.envs_per_worker
     sizes = {"mode", "workers", "groups_per_worker", "envs_per_worker", "rollout_length"}
     if changed.keys() & sizes and stored.batch_size == every_env * stored.rollout_length:

@@ -4,6 +4,7 @@
 
     columns ─▶ chunks of rows: gather, encoder (bf16 or f32) ─▶ heads (f32) ─▶ V-trace ─▶ loss
             ─▶ one backward pass ─▶ clip ─▶ Adam on one flat tensor
+    with `targets` batch: V-trace over the whole batch first, then the same for random rows
     after the last epoch: statistics of observations and returns, the value head with them
 
 A step whose loss or gradient is not finite is skipped: it changes neither weights nor optimiser,
@@ -50,6 +51,10 @@ and say no more."""
 
 RETURN_MEMORY = 64
 """Batches of returns that the statistics remember: as the policy improves, returns move on."""
+
+SOUND = 1e12
+"""Targets of a batch must be within plus and minus this, in units of reward, for minibatches of
+random rows."""
 
 KL_ROWS = 256
 """Kept rows of a batch that the divergence between the policy before and after it is a mean of."""
@@ -184,8 +189,8 @@ class Updater:
         kl_rows = self._kl_rows(batch, reader, update) if config.lr_schedule == "kl" else None
         before = None if kl_rows is None else self._policy_params(reader, kl_rows)
         self._ratio_error = None
-        if config.targets == "batch":
-            self._of_batch = self._prepare(batch, reader)
+        self._of_batch = self._prepare(batch, reader) if config.targets == "batch" else None
+        if self._of_batch is not None:
             batch = batch.by_rows(reader.rows(batch.first_row, range(config.rollout_length)))
         size = batch.num_columns // config.minibatches
         self._skipped.clear()
@@ -342,7 +347,7 @@ class Updater:
             rows_of = TargetRows(ratio, reward, values, terminated, truncated, ignored)
             returns, proximal = self._algorithm.targets(rows_of, self._learn), None
         else:
-            returns, proximal = self._of_batch.at(index.to(device))
+            returns, proximal = self._of_batch.at(index.to(device, non_blocking=True))
         network = self.network
         looked_at = LossRows(
             log_prob,
@@ -378,9 +383,15 @@ class Updater:
         return features, self.network.heads(features, self._masks(reader, rows)).value
 
     @torch.no_grad()
-    def _prepare(self, batch: Batch, reader: BatchReader) -> _OfBatch:
+    def _prepare(self, batch: Batch, reader: BatchReader) -> _OfBatch | None:
         """Targets of a whole batch, by the present network or, but for row T, which the collecting
-        policy did not look at, by the values stored in it."""
+        policy did not look at, by the values stored in it.
+
+        None where they are not all sound: one number that is out of bounds is in the targets of all
+        rows before it, and would be in every minibatch of random rows. In minibatches of columns it
+        is in one of each epoch, which is skipped, and whose cause can be found. To know it the host
+        waits for the device, once per batch.
+        """
         device = self._device
         reward, terminated, truncated, ignored, behaviour = (
             array.to(device)
@@ -404,7 +415,9 @@ class Updater:
             ratio = importance_log_ratio(proximal, behaviour, ignored).exp()
         values = torch.cat((value, bootstrap[None]))
         rows_of = TargetRows(ratio, reward, values, terminated, truncated, ignored)
-        return _OfBatch(self._algorithm.targets(rows_of, self._learn), proximal)
+        returns = self._algorithm.targets(rows_of, self._learn)
+        sound = (returns.vs.abs() < SOUND) & (returns.advantage.abs() < SOUND)  # NaN is not
+        return _OfBatch(returns, proximal) if bool((sound | ignored).all()) else None
 
     def _features(self, reader: BatchReader, rows: np.ndarray) -> Tensor:
         """Encode observation rows in chunks of the size that the cache likes; [len(rows), F]."""

@@ -17,7 +17,7 @@ from outputs import refusal
 
 from fastrl.bench.options import SoakOptions
 from fastrl.bench.processes import Held, held
-from fastrl.bench.soak import PROFILES, judge, rate_bound, report_of, slope_bound
+from fastrl.bench.soak import PROFILES, efficiency_bound, judge, report_of, slope_bound
 from fastrl.bench.soak_run import Look, Pause, Soaked, stopped
 
 MB = 10**6
@@ -94,7 +94,7 @@ def test_shrinking_is_no_fault_and_a_saw_is_its_slope():
 def test_a_shorter_soak_bounds_the_same_growth_in_all():
     assert slope_bound(600) == slope_bound(6000) == 0.5
     assert slope_bound(60) == pytest.approx(5.0)
-    assert rate_bound(600) == 10 and rate_bound(60) == pytest.approx(31.6, abs=0.1)
+    assert efficiency_bound(600) == 10 and efficiency_bound(60) == pytest.approx(31.6, abs=0.1)
 
     def grows(pid, at):
         return 50 * MB * (1 + 0.06 * at / 60)

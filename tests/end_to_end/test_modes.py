@@ -73,7 +73,7 @@ def assert_same_run(run: Path, other: Path) -> None:
 
 @pytest.mark.slow
 def test_sync_runs_do_not_depend_on_how_environments_are_spread(tmp_path):
-    base = ["--env", "envpool:CartPole-v1", *SYNC]
+    base = ["--env", "envpool:CartPole-v1", "--targets", "batch", *SYNC]
     one, *_ = sorted(os.sched_getaffinity(0))
     runs = [
         train(tmp_path, name, *base, "--workers", workers, "--envs-per-worker", envs, *more,

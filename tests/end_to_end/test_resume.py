@@ -179,6 +179,8 @@ def test_options_that_are_given_anew_count_and_the_others_stay(tmp_path):
     "given, expected",
     [
         ({"publish": "step"}, {"max_policy_lag": 8 * 4 * 4}),
+        ({"algorithm": "ppo"}, {"mode": "sync", "targets": "batch"}),
+        ({"algorithm": "impala"}, {"targets": "minibatch"}),
         ({"rollout_length": 16}, {"batch_size": 256}),
         ({"envs_per_worker": 32}, {"batch_size": 256}),
         ({"workers": 2}, {"envs_per_worker": 8, "mode": "sync", "batch_size": 128}),

@@ -10,7 +10,9 @@ import torch
 from engine import Engine
 
 from fastrl.algo import appo
-from fastrl.monitor.accounts import Control
+from fastrl.monitor.accounts import Clock, Control
+from fastrl.shm import Counters
+from fastrl.workers import learner
 from fastrl.workers.batch import BatchReader
 from fastrl.workers.update import Updater
 
@@ -194,3 +196,30 @@ def test_targets_of_a_batch_are_those_of_the_policy_at_its_start(monkeypatch):
                 torch.stack(found[1:4])[:, used], expected[:, order][:, used], rtol=1e-4, atol=1e-5
             )
         assert float((found[4] - found[3])[used].abs().max()) > 0.01, "nothing was learned"
+
+
+@pytest.mark.parametrize("full, arrive, before", [(3, 0, 3), (1, 2, 1), (0, 2, 0), (2, 0, 2)])
+def test_what_was_full_before_the_learner_waited_is_known(full, arrive, before):
+    """Of it depends whether the learner takes another thread: a batch is always full after that."""
+    queue: list[int] = []
+    clock = Counters(np.zeros(len(Clock), np.int64))
+    # Of each call, those that there are at once, and those that come while it waits.
+    coming = [(full, 0), (0, 0), *([(0, arrive)] if arrive else []), (0, 0)]
+
+    class Inbox:
+        def pop_many(self, words, sources, timeout):
+            at_once, later = coming.pop(0) if len(coming) > 1 else coming[0]
+            assert timeout > 0 or not later
+            return at_once + later
+
+    class Queue:
+        def look_at(self, group):
+            queue.append(group)
+
+        def __len__(self):
+            return len(queue)
+
+    words, sources = np.zeros(8, np.uint64), np.zeros(8, np.uint32)
+    seen, waited = learner._wait_for_slots(Inbox(), Queue(), 2, words, sources, clock)
+    assert (seen, len(queue)) == (before, full + arrive)
+    assert clock.load(Clock.WAIT) == waited >= 0

@@ -110,8 +110,9 @@ def test_a_skipped_update_leaves_no_trace_in_those_that_follow():
     assert_same_bits(trained(faulty=True), trained(faulty=False))
 
 
-def test_other_minibatches_of_the_batch_are_trained_on():
-    engine = make_engine(normalize_returns=True)
+@pytest.mark.parametrize("targets", ["minibatch", "batch"])
+def test_other_minibatches_of_the_batch_are_trained_on(targets):
+    engine = make_engine(normalize_returns=True, targets=targets)
     engine.train(fill(engine))
     before = optimiser_state(engine)
     rows = float(engine.updater.state()["return_moments"]["num_rows"])
@@ -150,8 +151,9 @@ def test_other_minibatches_of_the_batch_are_trained_on():
         ("reward", 3e38, "advantage of environment 4, whose reward reaches 3e+38"),
     ],
 )
-def test_the_first_bad_tensor_and_its_environment_are_named(what, number, text):
-    engine = make_engine()
+@pytest.mark.parametrize("targets", ["minibatch", "batch"])
+def test_the_first_bad_tensor_and_its_environment_are_named(what, number, text, targets):
+    engine = make_engine(targets=targets)
     engine.train(fill(engine))
     slots = fill(engine)
     assert slots[1] % engine.plan.slots_per_group == 1, "not the first slot of its group"
@@ -165,8 +167,9 @@ def test_the_first_bad_tensor_and_its_environment_are_named(what, number, text):
 @pytest.mark.parametrize(
     "name", ["encoder.actor.leaves.leaf_obs.layers.1.weight", "value_head.bias"]
 )
-def test_a_bad_gradient_is_named_by_its_parameter(name):
-    engine = make_engine()
+@pytest.mark.parametrize("targets", ["minibatch", "batch"])
+def test_a_bad_gradient_is_named_by_its_parameter(name, targets):
+    engine = make_engine(targets=targets)
     engine.train(fill(engine))
     before = optimiser_state(engine)
     parameter = dict(engine.updater.network.named_parameters())[name]
