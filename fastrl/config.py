@@ -153,7 +153,7 @@ class LearnOptions:
     lr_schedule: Literal["constant", "linear", "kl"] = UNSET
     """linear: falls to 0 at total_steps. kl: after each batch it rises or falls so that the policy
     moves by about --target-kl."""
-    target_kl: float = 0.01
+    target_kl: float = UNSET
     """Of --lr-schedule kl: how far a batch should move the policy, in nats."""
     adam_eps: float = 1e-5
     """Adam's epsilon."""

@@ -164,7 +164,7 @@ def test_wrong_values_are_refused_by_name(options, sentence):
         ({"epochs": "4"}, "--epochs is '4'; it must be a whole number."),
         ({"epochs": False}, "--epochs is False; it must be a whole number."),
         ({"rollout_length": 32.0}, "--rollout-length is 32.0; it must be a whole number."),
-        ({"target_kl": None}, "--target-kl is None; it must be a number."),
+        ({"adam_eps": None}, "--adam-eps is None; it must be a number."),
         ({"gamma": "auto"}, "--gamma is 'auto'; it must be a number."),
         ({"gamma": True}, "--gamma is True; it must be a number."),
         ({"learning_rate": np.zeros(1)}, "--learning-rate is array([0.]); it must be a number."),
