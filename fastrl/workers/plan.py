@@ -100,9 +100,10 @@ class Plan:
 
     @property
     def slots_per_group(self) -> int:
-        """K: of a batch ahead one slot fills while one trains; of two, one is full as well, so that
-        neither side waits for the other. In sync a single one, so that nobody acts while weights
-        change."""
+        """K: one batch ahead fills while one trains; of two, one is full as well, so that neither
+        side waits for the other. Where a batch takes several slots of a group, all of a batch ahead
+        must be there, or the group would stand still until the learner is done. In sync a single
+        one, so that nobody acts while weights change."""
         of_batch = -(-self.batch_slots // self.num_groups)
         ahead = self.config.batches_ahead * of_batch
         return 1 if self.sync else max(2 * of_batch, ahead + 1)
