@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from fastrl.bench.command import given
 from fastrl.bench.curves import Curve, together
 from fastrl.bench.engine_run import EngineFailed
 from fastrl.bench.learn_run import EVALUATION_EPISODES, Trained, train_task
@@ -176,14 +178,7 @@ def _report(
         ],
         "beside": list(others),
     }
-    flags = [*("--tasks", task.name, "--seeds", *map(str, options.seeds))]
-    for path in options.beside:
-        flags += ["--beside", str(path)]
-    for flag, target in (("--folder", options.folder), ("--write", options.write)):
-        if target is not None:
-            flags += [flag, str(target)]
-    if options.flags:
-        flags += ["--", *options.flags]
+    flags = given(dataclasses.replace(options, tasks=(task.name,)))
 
     def draw(axes: Any) -> None:
         _draw(axes, task, trained, others)

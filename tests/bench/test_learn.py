@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -52,11 +53,14 @@ def test_a_seed_must_keep_all_that_its_task_asks_for(
     other = {"trainer": "another", "env": "envpool:CartPole-v1", "command": "python other.py"}
     beside.write_text(json.dumps({**other, "runs": [{"seed": 4, "curve": curve}]}))
     page, folder = tmp_path / "page.md", tmp_path / "folder"
-    arguments = ["learn", "--tasks", "cartpole", "--seeds", "1", "2", "--beside", str(beside)]
+    arguments = ["learn", "--tasks", "cartpole", "--seeds", "1", "2", "--patience", "1.5"]
+    arguments += ["--beside", str(beside)]
     assert bench_main([*arguments, "--folder", str(folder), "--write", str(page)]) == code
     told = capsys.readouterr().out
     assert ("NOT KEPT" in told) == (code == 1)
     text = page.read_text()
+    written = f"{shlex.join(arguments)} --folder {folder} --write {page}"
+    assert f"`fastrl-bench {written}`" in text, "the command is shown as it was given"
     assert "![learning curves of cartpole](folder/cartpole.png)" in text
     assert "| another, seed 4 | 30.0 s, 50 | 30.0 s, 50 | 30.0 s, 50 |" in text
     assert (folder / "cartpole.png").read_bytes().startswith(b"\x89PNG")
