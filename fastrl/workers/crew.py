@@ -89,8 +89,14 @@ class Crew:
                 end.close()
             crash.close()
             self.raise_if_interrupted()
-            if start.plan is None or self.forkserver_ended():
+            gone = isinstance(error, EOFError | ConnectionError)
+            if self.forkserver_ended() or (start.plan is None and gone):
                 raise self.forkserver_death() from error
+            if start.plan is None:
+                raise ProcessDied(
+                    "The forkserver, which starts the rollout workers, could not be started: "
+                    f"{error}. Its socket lies in the temporary folder (TMPDIR)."
+                ) from error
             raise ProcessDied(
                 f"Rollout worker {start.worker} could not be started: {error or 'no answer'}."
             ) from error

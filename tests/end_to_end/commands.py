@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 HANG = 120.0  # seconds; far above what any of these runs takes
 
@@ -22,6 +25,9 @@ TINY = [
 
 class Command:
     """A started command; every process of its family carries a mark in its environment."""
+
+    started: ClassVar[list[Command]] = []
+    """Those of the present test, which ends what it leaves (conftest.py)."""
 
     def __init__(
         self,
@@ -69,34 +75,66 @@ class Command:
         )
         self.output = ""
         self._hung = False
+        Command.started.append(self)
 
-    def wait_for(self, text: str) -> None:
-        """Read the output until a line holds `text`."""
+    def wait_for(self, text: str) -> str:
+        """Read the output until a line holds `text`, and return the line."""
         assert self.process.stdout is not None
-        deadline = time.monotonic() + HANG
-        for line in self.process.stdout:
-            self.output += line
-            if text in line:
-                return
-            assert time.monotonic() < deadline, self.output
+        with self._watched():
+            for line in self.process.stdout:
+                self.output += line
+                if text in line:
+                    return line
         raise AssertionError(f"the output ended without {text!r}:\n{self.output}")
+
+    def interrupt_after(self, *texts: str) -> int:
+        """Have it go on until lines hold these texts, in their order, and until it has learned from
+        more steps; interrupt it, and return its exit code.
+
+        For runs that are about an event: a number of steps, however many, is over too early on one
+        machine and takes too long on another.
+        """
+        for text in texts:
+            self.wait_for(text)
+        first = self._wait_for_steps()
+        deadline = time.monotonic() + HANG
+        while self._wait_for_steps() <= first:
+            assert time.monotonic() < deadline, f"it learns no more:\n{self.output}"
+        self.process.send_signal(signal.SIGINT)
+        return self.finish()
+
+    def _wait_for_steps(self) -> int:
+        """The steps of the next line of figures."""
+        found = re.search(r"([\d,]+) steps ", self.wait_for("steps/s"))
+        assert found is not None, self.output
+        return int(found[1].replace(",", ""))
 
     def finish(self) -> int:
         """Wait for the end; returns the exit code, all output is then in `output`."""
         assert self.process.stdout is not None
-        watchdog = threading.Timer(HANG, self._kill_family)
-        watchdog.start()
-        try:
+        with self._watched():
             # Not communicate(), which does not know what has been read ahead of the last line.
             self.output += self.process.stdout.read()
             code = self.process.wait(HANG)
+        return code
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """End all of it where what is done here takes too long; an AssertionError says so."""
+        watchdog = threading.Timer(HANG, self._give_up)
+        watchdog.start()
+        try:
+            yield
         finally:
             watchdog.cancel()
         assert not self._hung, f"it hung:\n{self.output}"
-        return code
 
-    def _kill_family(self) -> None:
+    def _give_up(self) -> None:
         self._hung = True
+        self.kill()
+
+    def kill(self) -> None:
+        """End all processes that are left of it."""
         for pid in self.family():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -188,7 +188,9 @@ def forkserver_and_workers(train: Command) -> tuple[int, list[int]]:
     return server, workers
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 @pytest.mark.slow
 def test_an_interrupt_saves_and_leaves_no_process(tmp_path, number, code):
     train = start_training(tmp_path)
@@ -227,14 +229,13 @@ def test_a_killed_main_leaves_no_process(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_training_goes_on(tmp_path):
-    train = start_training(tmp_path, "--total-steps", "30000")
+    train = start_training(tmp_path)
     _, workers = forkserver_and_workers(train)
     assert len(workers) == 2
     for pid in workers:
         os.kill(pid, signal.SIGKILL)
-    train.wait_for("It is replaced (1 of at most 10 in 10 minutes)")
-    train.wait_for("It is replaced (2 of at most 10 in 10 minutes)")
-    assert train.finish() == 0, train.output
+    replaced = [f"It is replaced ({n} of at most 10 in 10 minutes)" for n in (1, 2)]
+    assert train.interrupt_after(*replaced) == 130, train.output
     assert "was killed by SIGKILL" in train.output
     sampled, trained, masked, dropped, unfinished = accounts(train.output)
     assert sampled == trained + masked + dropped + unfinished
@@ -251,7 +252,7 @@ def test_the_accounts_hold_wherever_a_worker_is_killed(tmp_path):
         case = f"run {run} of seed {seed}"
         train = Command(
             "--env", "envpool:CartPole-v1", "--run-dir", f"run{run}", *TINY,
-            "--total-steps", "30000", "--max-policy-lag", rng.choice(["0", "1", "8"]),
+            "--max-policy-lag", rng.choice(["0", "1", "8"]),
             "--publish", rng.choice(["batch", "step"]),
             cwd=tmp_path,
         )  # fmt: skip
@@ -259,11 +260,11 @@ def test_the_accounts_hold_wherever_a_worker_is_killed(tmp_path):
         time.sleep(rng.uniform(0.0, 0.5))  # which moment it hits does not matter
         _, workers = forkserver_and_workers(train)
         os.kill(rng.choice(workers), signal.SIGKILL)
-        assert train.finish() == 0, (case, train.output)
+        assert train.interrupt_after("It is replaced") == 130, (case, train.output)
         assert "was killed by SIGKILL" in train.output, case
         sampled, trained, masked, dropped, unfinished = accounts(train.output)
         assert sampled == trained + masked + dropped + unfinished, (case, train.output)
-        assert trained + masked >= 30000, case
+        assert trained + masked > 0, case
 
 
 @pytest.mark.parametrize("role", ["learner", "inference", "forkserver"])
