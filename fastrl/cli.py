@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import tyro
@@ -146,10 +149,21 @@ def check_main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End as an exception does: a bench has runs of its own, which it ends on its way out.
+
+    Once: timeout(1) sends it to a process and to its group, and nothing may end the way out.
+    """
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
 def bench_main(arguments: Sequence[str] | None = None) -> int:
     """`fastrl-bench`."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     at = arguments.index("--") if "--" in arguments else len(arguments)
+    here = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, _leave) if here else None
     try:
         options = parse_bench(arguments[:at])
         more = tuple(arguments[at + 1 :])
@@ -168,3 +182,6 @@ def bench_main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         discard_stdout()
         return 1
+    finally:
+        if here:
+            signal.signal(signal.SIGTERM, before)

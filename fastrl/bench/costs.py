@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -143,16 +143,23 @@ class Meter:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def measure(self, repeats: int) -> Samples:
-        """Measure every arrangement `repeats` times, interleaved, on all cores at once.
+    def measure(self, repeats: int, only: Collection[Arrangement] | None = None) -> Samples:
+        """Measure arrangements `repeats` times, interleaved, on all cores at once.
+
+        Args:
+            repeats: measurements of each.
+            only: which; all where it is None.
 
         Returns:
             For each arrangement the core time of one step in µs, one value per repeat.
         """
-        samples: Samples = {arrangement: [] for arrangement in self._tried}
+        wanted = self._tried if only is None else only
+        samples: Samples = {arrangement: [] for arrangement in self._tried if arrangement in wanted}
         for _ in range(repeats):
             for team, own in self._teams:
                 for at, arrangement in enumerate(own):
+                    if arrangement not in samples:
+                        continue
                     rate = sum(pace.steps for pace in team.rates(at, self._seconds))
                     samples[arrangement].append(1e6 * team.copies * arrangement.threads / rate)
         return samples

@@ -25,6 +25,7 @@ ROLES = ("rollout", "inference", "learner", MAIN)
 """Of the engine; an evaluator, which no bench asks for, is main's."""
 _ROLE_OF = {name: role for role, name in PROCESS_NAMES.items() if role in ROLES}
 _TICK = 1.0 / os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 PROC = Path("/proc")
 
 
@@ -109,6 +110,12 @@ def held(main: int, proc: Path = PROC) -> dict[int, Held]:
             private = int(status["RssAnon"].split()[0]) * 1024
             found[pid] = Held(use.role, private, files, int(status["Threads"]))
     return found
+
+
+def resident_private(pid: int, proc: Path = PROC) -> int:
+    """`Held.private` of one process, by one short read. Raises OSError where it is gone."""
+    _, resident, shared, *_ = (proc / str(pid) / "statm").read_bytes().split()
+    return (int(resident) - int(shared)) * _PAGE
 
 
 def between(first: Sample, last: Sample) -> dict[str, RoleUse]:

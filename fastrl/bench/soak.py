@@ -4,13 +4,14 @@
 
     0 %          20 %  30 %                                          80 %            100 %
     │ warming up │ rate │                                             │ rate         │ SIGINT
-                 ^work  ^work                                         ^work          ^work
+                  ^ ^ ^ work                                           ^ ^ ^ ^ ^ ^ ^ work
                  │ files, threads                                     files, threads │
-                 │ memory: slope of a line through all looks ......................  │
+                 │ memory: slope of a line through the smallest of each part ......  │
 
 Memory is judged by role: resident memory that belongs to no file (RssAnon), of all its processes.
 Efficiency is the rate times the work of a step over the cores (docs/design.md), by what that work
-costs alone before and after the rate: a machine that others share is now faster, now slower.
+costs alone in short pauses within the same time: a machine that others share is now faster, now
+slower, and within seconds.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ from fastrl.bench.engine_run import INTERRUPTED, EngineFailed
 from fastrl.bench.options import SoakOptions
 from fastrl.bench.pages import check_page, replace_section, section_of
 from fastrl.bench.processes import ROLES, Held
-from fastrl.bench.records import NoRate, Record, learned_rate
+from fastrl.bench.records import NoRate, learned_rate
 from fastrl.bench.report import Report, Table
-from fastrl.bench.soak_run import Look, Pause, Soaked, soak_engine
+from fastrl.bench.soak_run import Look, Soaked, soak_engine
 from fastrl.errors import ConfigError
+from fastrl.workers.heap import CARE_SECONDS
 
 PROFILES = {
     "pong": (
@@ -49,13 +51,17 @@ PROFILES = {
 SETTLED = 0.2
 """Share of the time after which nothing may grow any more."""
 EARLY, LATE = (0.2, 0.3), (0.8, 1.0)
-"""Shares of the time whose efficiencies are compared; pauses at their beginnings come off them."""
-ROWS = {"pong": 256, "cartpole": 4096}
-"""Rows of a pass whose cost is measured."""
-REPEATS = 2
-"""Measurements of each kind of work in a pause."""
-SETTLING = 1.0
-"""Seconds after a pause whose records are left out: the first has the pause in it."""
+"""Shares of the time whose efficiencies are compared."""
+PAUSE_EVERY = 10.0
+"""Seconds between two pauses within these times."""
+MIN_PAUSE_EVERY = 3.0
+"""Of a short soak."""
+MEASURED_SHARE = 1 / 20
+"""Of the time between two pauses: what each kind of work is measured for in one."""
+ROWS = {"pong": (256, 1024), "cartpole": (4096, 32768)}
+"""Rows of a pass whose cost is tried; before the run the cheapest is chosen, by its dtype too."""
+REPEATS = 3
+"""Measurements of each arrangement for that."""
 AROUND = 5
 """Looks of which the least counts for open files and threads: main opens one for a moment to look
 at memory, the learner to save."""
@@ -89,17 +95,16 @@ def run(options: SoakOptions) -> int:
     if config.workers == 0:
         raise ConfigError("--workers 0 is one process for all; this bench tells them apart.")
     group_size = config.envs_per_worker // config.groups_per_worker
-    tried = arrangements([group_size], [ROWS[options.profile]], dtypes())
-    length = min(1.0, options.seconds / FULL_SECONDS)
+    tried = arrangements([group_size], ROWS[options.profile], dtypes())
     print(f"fastrl-train {shlex.join(flags)} ...", flush=True)
-    with Meter(config, spec, tried, cores, length) as meter:
+    with Meter(config, spec, tried, cores, MEASURED_SHARE * pause_every(options.seconds)) as meter:
+        chosen = {cost.arrangement for cost in cheapest(meter.measure(REPEATS)).values()}
 
         def work() -> float:
-            return work_per_step(cheapest(meter.measure(REPEATS)), config.epochs)
+            return work_per_step(cheapest(meter.measure(1, chosen)), config.epochs)
 
-        pause_at = [share * options.seconds for share in (*EARLY, LATE[0])]
         try:
-            soaked = soak_engine(flags, options.seconds, work, pause_at)
+            soaked = soak_engine(flags, options.seconds, work, pause_times(options.seconds))
         except EngineFailed as error:
             print(f"fastrl-bench: {error}", file=sys.stderr)
             return 1
@@ -114,6 +119,22 @@ def run(options: SoakOptions) -> int:
     if broken:
         print(f"not kept: {', '.join(broken)}", file=sys.stderr)
     return 1 if broken else 0
+
+
+def pause_every(seconds: float) -> float:
+    """Seconds between two pauses of a soak of so many seconds."""
+    return max(MIN_PAUSE_EVERY, min(PAUSE_EVERY, PAUSE_EVERY * seconds / FULL_SECONDS))
+
+
+def pause_times(seconds: float) -> list[float]:
+    """When the engine stands still, in seconds: in the middle of each part of EARLY and LATE."""
+    every = pause_every(seconds)
+    times: list[float] = []
+    for begin, end in (EARLY, LATE):
+        parts = max(1, int((end - begin) * seconds / every + 1e-6))
+        length = (end - begin) * seconds / parts
+        times += [begin * seconds + (part + 0.5) * length for part in range(parts)]
+    return times
 
 
 def slope_bound(seconds: float) -> float:
@@ -162,19 +183,23 @@ def judge_memory(soaked: Soaked, role: str) -> Verdict:
     percent = float(100 * slope / statistics.fmean(floors))
     return Verdict(
         f"memory of {role}",
-        f"{sizes[0] / MB:,.1f} to {sizes[-1] / MB:,.1f} MB, {percent:+.2f} % per minute",
+        f"{floors[0] / MB:,.1f} to {floors[-1] / MB:,.1f} MB, {percent:+.2f} % per minute; "
+        f"at most {max(sizes) / MB:,.1f} MB",
         f"at most {bound:g} % per minute",
         percent <= bound,
     )
 
 
 def _floors(looks: Sequence[Look], sizes: Sequence[int]) -> tuple[list[float], list[int]]:
-    """The smallest size of each tenth of the looks, and when it was, in minutes.
+    """The smallest size of each part of the looks, and when it was, in minutes.
 
     What a batch takes for a moment, and what malloc keeps until it is trimmed, comes and goes; what
-    leaks is in the floor as well.
+    leaks is in the floor as well. So that each part has a floor, it has two trims in it, where the
+    looks last for several of them.
     """
-    parts = [part for part in np.array_split(np.arange(len(looks)), 10) if len(part)]
+    trims = (looks[-1].at - looks[0].at) / CARE_SECONDS
+    count = 10 if trims < 3.5 else min(10, round(trims / 2))
+    parts = [part for part in np.array_split(np.arange(len(looks)), count) if len(part)]
     lowest = [min(part.tolist(), key=lambda at: sizes[at]) for part in parts]
     return [looks[at].at / 60 for at in lowest], [sizes[at] for at in lowest]
 
@@ -242,12 +267,11 @@ def _count(one: Held, what: str) -> int:
 def judge_efficiency(soaked: Soaked, cores: int) -> Verdict:
     """Efficiency at the end against that once the engine had settled; only less is a fault."""
     bound = f"at most {efficiency_bound(soaked.seconds):.3g} % lower"
-    parts = list(zip(soaked.pauses[::2], soaked.pauses[1::2], strict=True))
     try:
-        rates = [learned_rate(_between(soaked, *pauses)).mean for pauses in parts]
+        rates = [_rate_within(soaked, *shares) for shares in (EARLY, LATE)]
+        works = [_work_within(soaked, *shares) for shares in (EARLY, LATE)]
     except NoRate as error:
         return Verdict("efficiency", str(error), bound, False)
-    works = [statistics.fmean(pause.work_us for pause in pauses) for pauses in parts]
     early, late = (efficiency(*seen, cores) for seen in zip(rates, works, strict=True))
     percent = 100 * (late / early - 1)
     told = ", then ".join(
@@ -255,12 +279,42 @@ def judge_efficiency(soaked: Soaked, cores: int) -> Verdict:
         for share, rate, work in zip((early, late), rates, works, strict=True)
     )
     found = f"{told}: {percent:+.1f} %"
-    return Verdict("efficiency", found, bound, percent >= -efficiency_bound(soaked.seconds))
+    kept = percent >= -efficiency_bound(soaked.seconds)
+    if max(early, late) > 1.0:
+        # No engine does more than there is time for: rate or work was measured wrong.
+        found, kept = f"{found}; above 1, so not to be relied on", False
+    return Verdict("efficiency", found, bound, kept)
 
 
-def _between(soaked: Soaked, before: Pause, after: Pause) -> list[Record]:
-    begin, end = before.end + SETTLING, after.begin
-    return [record for record in soaked.records if begin <= record["seconds"] <= end]
+def _rate_within(soaked: Soaked, begin: float, end: float) -> float:
+    """Learned steps/s between two shares of the time, on a clock that stands still in pauses."""
+
+    def running(at: float) -> float:
+        return at - sum(min(at, pause.end) - min(at, pause.begin) for pause in soaked.pauses)
+
+    within = [
+        record | {"seconds": running(record["seconds"])}
+        for record in soaked.records
+        if begin * soaked.seconds <= record["seconds"] <= end * soaked.seconds
+    ]
+    return learned_rate(within).mean
+
+
+def _work_within(soaked: Soaked, begin: float, end: float) -> float:
+    """What a step cost in the pauses between two shares of the time, in µs.
+
+    The harmonic mean: an engine that has the same share of the machine all the time does as many
+    steps in each second as the machine could then, and that is what there is a mean of. Raises
+    NoRate where there was no pause.
+    """
+    works = [
+        pause.work_us
+        for pause in soaked.pauses
+        if begin * soaked.seconds <= pause.begin <= end * soaked.seconds
+    ]
+    if not works:
+        raise NoRate(f"no pause was from {begin:.0%} to {end:.0%} of the time")
+    return statistics.harmonic_mean(works)
 
 
 def report_of(
@@ -276,13 +330,13 @@ def report_of(
         flags=given(options),
         units={
             "memory": "RssAnon of all processes of a role, MB of 10^6 bytes: what belongs to no "
-            f"file; its slope is that of a line through the smallest of each tenth of the last "
-            f"{1 - SETTLED:.0%} of the time",
+            f"file; of each part of the last {1 - SETTLED:.0%} of the time the smallest counts: "
+            "that of its first and last part, and the slope of a line through all",
             "open files, threads": f"of each process, at {SETTLED:.0%} of the time and at its end",
             "efficiency": f"learned steps/s from {EARLY[0]:.0%} to {EARLY[1]:.0%} of the time and "
             f"from {LATE[0]:.0%} to its end, each times the work of a step (c_env + c_inf + "
-            "epochs·c_train, measured before and after it, while the engine stands still or has "
-            "ended), / cores",
+            "epochs·c_train, measured within the same time, in pauses in which the engine stands "
+            "still and which do not count in the rate; harmonic mean), / cores",
         },
         tables=[
             Table(

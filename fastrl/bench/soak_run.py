@@ -5,8 +5,8 @@
     fastrl-train ─▶ first batch │ look . look . look ...... look │ SIGINT ─▶ exit code, who is left
                                          SIGSTOP, work alone, SIGCONT
 
-The speed of a machine that others share changes from minute to minute. So what the work of a step
-costs it (`costs`) is measured now and then, while the engine is stopped as a whole.
+The speed of a machine that others share changes from second to second. So what the work of a step
+costs it (`costs`) is measured again and again, while the engine is stopped as a whole.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastrl.bench.engine_run import (
@@ -30,12 +31,15 @@ from fastrl.bench.engine_run import (
     command_line,
 )
 from fastrl.bench.family import VARIABLE, kill_family, wait_until_alone
-from fastrl.bench.processes import Held, held
+from fastrl.bench.processes import Held, held, resident_private
 from fastrl.bench.records import Record, read_records, warm_at
 
 EVERY_SECONDS = 5.0
 MANY = 30
 """Looks of a short soak, which come more often."""
+POLL_SECONDS = 0.05
+"""Between two readings of memory alone. After the learner has given unused pages back it has them
+again with its next batch, a fraction of a second later."""
 ALONE_SECONDS = 2.0
 TELL_SECONDS = 60.0
 
@@ -47,7 +51,7 @@ class Look:
     at: float
     """Seconds since the first batch was learned from."""
     held: dict[int, Held]
-    """By process id."""
+    """By process id; the memory of each is the least since the look before."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ class Soaked:
     left: list[str]
     """Processes that outlived main by 2 s."""
     pauses: list[Pause]
-    """In their order; in the last one the engine had ended."""
+    """In their order."""
 
 
 def soak_engine(
@@ -88,9 +92,8 @@ def soak_engine(
     """Train for `seconds` after the first batch, then interrupt the run.
 
     `flags` are those of ``fastrl-train``, without ``--run-dir``, for a run that is not over before.
-    At each of `pause_at`, in seconds since the first batch, and after the end `measure` says what a
-    step costs, in µs of a core. Raises EngineFailed where the engine does not start, or ends by
-    itself.
+    At each of `pause_at`, in seconds since the first batch, `measure` says what a step costs, in µs
+    of a core. Raises EngineFailed where the engine does not start, or ends by itself.
     """
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="fastrl-soak-") as folder:
@@ -113,9 +116,11 @@ def soak_engine(
             code = _wait(process, STOP_SECONDS)
             left = wait_until_alone(mark, ALONE_SECONDS)
         finally:
+            if process.poll() is None:  # this program is being ended; its run tidies up
+                process.terminate()
+                _wait(process, STOP_SECONDS)
             kill_family(mark)
             process.wait()
-        pauses.append(Pause(seconds, seconds, measure()))
         records = read_records(run)
         first = warm_at(records, 0.0) or 0.0
         return Soaked(
@@ -146,8 +151,9 @@ def _look_on(
     waited_since, began = time.monotonic(), None
     every = min(EVERY_SECONDS, seconds / MANY)
     told = 0.0
+    least: dict[int, int] = {}
     while began is None or looks[-1].at < seconds:
-        if _wait(process, LOOK_SECONDS) is not None:
+        if _wait(process, LOOK_SECONDS if began is None else POLL_SECONDS) is not None:
             return None
         now = time.monotonic()
         if began is None:
@@ -156,12 +162,17 @@ def _look_on(
                 looks.append(Look(0.0, held(process.pid)))
             elif now - waited_since > START_SECONDS:
                 return None
-        elif len(pauses) < len(pause_at) and now - began >= pause_at[len(pauses)]:
+            continue
+        for pid in looks[-1].held:
+            with contextlib.suppress(OSError):
+                least[pid] = min(resident_private(pid), least.get(pid, sys.maxsize))
+        if len(pauses) < len(pause_at) and now - began >= pause_at[len(pauses)]:
             with stopped(process.pid):
                 work_us = measure()
             pauses.append(Pause(now - began, time.monotonic() - began, work_us))
         elif now - began >= looks[-1].at + every:
-            looks.append(Look(now - began, held(process.pid)))
+            looks.append(Look(now - began, _with_least(held(process.pid), least)))
+            least.clear()
             if now - began >= told + TELL_SECONDS:
                 told += TELL_SECONDS
                 total = sum(one.private for one in looks[-1].held.values())
@@ -170,6 +181,13 @@ def _look_on(
                     f"{total / 1e6:,.0f} MB"
                 )
     return looks, pauses
+
+
+def _with_least(now: dict[int, Held], least: dict[int, int]) -> dict[int, Held]:
+    return {
+        pid: replace(one, private=min(one.private, least.get(pid, one.private)))
+        for pid, one in now.items()
+    }
 
 
 @contextlib.contextmanager

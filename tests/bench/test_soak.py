@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,8 +17,16 @@ from made_records import records_of
 from outputs import refusal
 
 from fastrl.bench.options import SoakOptions
-from fastrl.bench.processes import Held, held
-from fastrl.bench.soak import PROFILES, efficiency_bound, judge, report_of, slope_bound
+from fastrl.bench.processes import Held, held, resident_private
+from fastrl.bench.soak import (
+    PROFILES,
+    efficiency_bound,
+    judge,
+    pause_every,
+    pause_times,
+    report_of,
+    slope_bound,
+)
 from fastrl.bench.soak_run import Look, Pause, Soaked, stopped
 
 MB = 10**6
@@ -38,21 +47,36 @@ def looks_of(size=lambda pid, at: 50 * MB, files=None, threads=None, seconds=600
     return looks
 
 
-def pauses_of(works, seconds=600.0):
-    """Pauses where the bench has them, in which a step cost that much; of 5 s in ten minutes."""
-    shares = (0.2, 0.3, 0.8, 1.0)
-    return [
-        Pause(share * seconds, (share + 1 / 120) * seconds, work)
-        for share, work in zip(shares, works, strict=True)
+def pauses_of(work=lambda at: 500.0, seconds=600.0):
+    """Pauses where the bench has them, a sixth of the time; a step costs `work(at)` in them."""
+    length = pause_every(seconds) / 6
+    return [Pause(at, at + length, work(at)) for at in pause_times(seconds)]
+
+
+def with_pauses(records, pauses):
+    """The same steps, while nothing is learned in the pauses and records go on."""
+    moved = []
+    for record in records:
+        at = record["seconds"]
+        for pause in pauses:
+            at += pause.end - pause.begin if at > pause.begin else 0.0
+        moved.append(record | {"seconds": at})
+    still = [
+        [record for record in moved if record["seconds"] <= pause.begin][-1]
+        | {"seconds": pause.begin + share * (pause.end - pause.begin)}
+        for pause in pauses
+        for share in (0.3, 0.6)
     ]
+    return sorted([*moved, *still], key=lambda record: record["seconds"])
 
 
-def soaked(looks=None, records=None, code=130, left=(), seconds=600.0, works=(500.0,) * 4):
+def soaked(looks=None, records=None, code=130, left=(), seconds=600.0, work=lambda at: 500.0):
     """A run that is as it should be, but for what is given."""
     looks = looks_of(seconds=seconds) if looks is None else looks
     if records is None:
         records = records_of(1000, 500, 0.5, seconds, start=0.0)
-    return Soaked(seconds, looks, records, code, list(left), pauses_of(works, seconds))
+    pauses = pauses_of(work, seconds)
+    return Soaked(seconds, looks, with_pauses(records, pauses), code, list(left), pauses)
 
 
 def broken(run):
@@ -144,6 +168,18 @@ def test_what_comes_and_goes_is_no_growth_and_what_grows_below_it_is():
     assert set(found) == {f"memory of {role}" for role in ROLES.values()}
 
 
+@pytest.mark.parametrize("growth, kept", [(0.0, True), (0.7, False)])
+def test_a_heap_that_is_trimmed_once_a_minute_is_judged_by_what_is_left(growth, kept):
+    """In between it is a third larger, by as much as chance will have it."""
+
+    def trimmed(pid, at):
+        lives = 50 * MB * (1 + growth / 100 * at / 60)
+        return lives if at % 60 == 15 else lives * (1.3 + 0.1 * (at // 60 % 3))
+
+    found = broken(soaked(looks_of(trimmed)))
+    assert (found == []) == kept, found
+
+
 def test_a_replaced_process_is_found():
     looks = looks_of()
     for place, look in enumerate(looks):
@@ -175,23 +211,61 @@ def test_an_efficiency_that_changes_is_found(factor, kept):
     assert (broken(soaked(records=changing(factor))) == []) == kept
 
 
-@pytest.mark.parametrize("late, kept", [((500.0, 500.0), False), ((700.0, 550.0), True)])
-def test_a_machine_that_has_become_slower_is_no_fault_of_the_engine(late, kept):
-    run = soaked(records=changing(0.8), works=(500.0, 500.0, *late))
+@pytest.mark.parametrize("work, kept", [(500.0, False), (600.0, True)])
+def test_a_machine_that_has_become_slower_is_no_fault_of_the_engine(work, kept):
+    run = soaked(records=changing(0.8), work=lambda at: work if at > 300 else 500.0)
     assert (broken(run) == []) == kept
     (found,) = [one.found for one in judge(run, 2) if one.name == "efficiency"]
-    assert found.startswith("0.250 (1,000 steps/s of 500 µs), then 0.2")
+    assert found.startswith("0.250 (1,000 steps/s of 500 µs), then 0.2"), found
 
 
-def test_what_a_pause_leaves_of_a_rate_is_what_counts():
-    # Steps come to a stop in each pause, and records go on.
-    records = records_of(1000, 500, 0.5, 600, start=0.0)
-    for pause in pauses_of([1.0] * 4)[:3]:
-        records = [
-            r | {"steps": r["steps"] - 5000} if r["seconds"] > pause.end else r for r in records
-        ]
-    (found,) = [one.found for one in judge(soaked(records=records), 2) if one.name == "efficiency"]
-    assert "(1,000 steps/s of 500 µs), then 0.250 (1,000 steps/s" in found
+def test_a_machine_whose_speed_changes_all_the_time_is_none_either():
+    """For every other ten seconds it is half as fast, and so is the engine."""
+
+    def slow(at):
+        return int(at // 10) % 2 == 1
+
+    made, steps = [], 0.0
+    for half_second in range(1, 1201):
+        at = half_second / 2
+        steps += (500 if slow(at) else 1000) / 2
+        made.append({"seconds": at, "steps": int(steps)})
+    pauses = [Pause(at, at + 1e-3, 1000.0 if slow(at) else 500.0) for at in pause_times(600.0)]
+    run = Soaked(600.0, looks_of(), made, 130, [], pauses)
+    (found,) = [one.found for one in judge(run, 2) if one.name == "efficiency"]
+    assert [float(share) for share in re.findall(r"(0\.\d+) \(", found)] == pytest.approx(
+        [0.25, 0.25], abs=0.002
+    )
+
+
+def test_pauses_lie_in_the_times_that_are_compared():
+    times = pause_times(600.0)
+    assert times[0] == 125 and len(times) == 18 and times[-1] == 595
+    assert all(120 <= at < 180 or 480 <= at < 600 for at in times)
+    short = pause_times(60.0)
+    assert short == [13.5, 16.5, 49.5, 52.5, 55.5, 58.5]
+    assert len(pause_times(5.0)) == 2
+
+
+def test_an_efficiency_that_no_engine_has_was_measured_wrong():
+    run = soaked(work=lambda at: 2100.0 if at < 300 else 2000.0)
+    (found,) = [one for one in judge(run, 2) if not one.kept]
+    assert found.name == "efficiency" and "above 1, so not to be relied on" in found.found
+
+
+def test_a_soak_without_pauses_has_no_efficiency():
+    run = soaked()
+    run.pauses[:] = [pause for pause in run.pauses if pause.begin < 300]
+    (found,) = [one for one in judge(run, 2) if not one.kept]
+    assert found.name == "efficiency" and "no pause was from 80% to 100%" in found.found
+
+
+def test_looks_that_come_late_are_in_as_many_parts():
+    def trimmed(pid, at):
+        return 50 * MB * (1.0 if int(at) % 60 == 19 else 1.3 + 0.1 * (at // 60 % 3))
+
+    looks = [Look(look.at * 0.998 + 1.0, look.held) for look in looks_of(trimmed)]
+    assert broken(soaked(looks)) == []
 
 
 def test_a_run_stands_still_as_a_whole_and_goes_on():
@@ -245,6 +319,14 @@ def test_the_report_says_what_was_not_kept(tmp_path):
     assert rows["end by SIGINT"] == "NOT KEPT" and rows["threads"] == "kept"
     assert report.values["kept"] is False and len(report.values["looks"]) == len(run.looks)
     report.deliver(tmp_path / "out.json", tmp_path / "out.png")
+
+
+def test_a_short_reading_of_memory_is_that_of_a_look():
+    assert resident_private(os.getpid()) == pytest.approx(
+        held(os.getpid())[os.getpid()].private, rel=0.02
+    )
+    with pytest.raises(OSError):
+        resident_private(2**22 + 1)
 
 
 def test_this_process_is_seen():

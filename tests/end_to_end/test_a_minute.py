@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
+import time
+from pathlib import Path
 
 import pytest
 from commands import HANG
 
 from fastrl.bench.engine_run import command_line
+from fastrl.bench.family import look
+from fastrl.bench.processes import held
 
 
 @pytest.mark.slow
@@ -36,3 +41,31 @@ def test_a_minute_of_training_leaves_size_and_files_as_they_are(tmp_path):
     assert all(one["kept"] for one in verdicts.values()), said
     assert done.returncode == (0 if rate["kept"] else 1), said
     assert len(verdicts) == 9
+
+
+@pytest.mark.slow
+def test_a_soak_that_is_ended_ends_its_run():
+    # Not tmp_path: a socket of the run lies in there, whose path must be short.
+    with tempfile.TemporaryDirectory() as folder:
+        soak = subprocess.Popen(
+            command_line("fastrl-bench", "soak", "--profile", "cartpole", "--seconds", "60"),
+            stdout=subprocess.DEVNULL,
+            env=os.environ | {"TMPDIR": folder},
+        )
+        try:
+            deadline = time.monotonic() + HANG
+            while not list(Path(folder).glob("fastrl-soak-*/run/metrics.jsonl")):
+                assert time.monotonic() < deadline and soak.poll() is None
+                time.sleep(0.1)
+            family = held(soak.pid)
+            assert {"learner", "inference", "rollout"} <= {one.role for one in family.values()}
+            soak.terminate()
+            soak.terminate()  # as timeout(1) does, to the process and to its group
+            assert soak.wait(HANG) == 143
+            deadline = time.monotonic() + 5
+            while (left := [pid for pid in family if look(pid)]) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert not left and not list(Path(folder).iterdir())
+        finally:
+            soak.kill()
+            soak.wait()
