@@ -133,10 +133,10 @@ def evaluate(
 ) -> Evaluation:
     """Play `episodes` whole episodes with a checkpoint of `run` (see `load_policy`).
 
-    Each of min(episodes, 128) environments plays an equal number, its first ones, so that short
-    episodes are not preferred. Actions are sampled, or with `greedy` the most probable ones. torch
-    computes in one thread meanwhile; `progress` is called after each step. Raises ConfigError as
-    `load_policy`, and where an episode does not end.
+    Each of min(episodes, 128) environments plays as many, or one more, its first ones, so that
+    short episodes are not preferred. Actions are sampled, or with `greedy` the most probable ones.
+    torch computes in one thread meanwhile; `progress` is called after each step. Raises ConfigError
+    as `load_policy`, and where an episode does not end.
     """
     if not 1 <= episodes <= INT32_MAX:
         bound = "at least 1" if episodes < 1 else f"at most {INT32_MAX:,}"
@@ -222,7 +222,8 @@ def _play(
             if len(records[i]) < quota[i]:
                 records[i].append((float(returns[i]), int(lengths[i])))
             returns[i], lengths[i] = 0.0, 0
-        if lengths.max() >= EPISODE_LIMIT:
+        # An environment that has played its episodes may go on as it likes.
+        if any(len(records[i]) < quota[i] for i in np.flatnonzero(lengths >= EPISODE_LIMIT)):
             raise ConfigError(
                 f"An episode of {spec.env_id} has not ended after {EPISODE_LIMIT:,} steps; the "
                 "policy may go round in circles where the environment sets no limit (least so "

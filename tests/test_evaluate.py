@@ -279,6 +279,23 @@ def test_an_episode_that_never_ends_is_a_sentence_and_no_silence(monkeypatch, ru
         evaluate(run, episodes=2, seed=1)
 
 
+def test_one_that_has_played_its_episodes_may_go_on_as_it_likes(monkeypatch):
+    class Endless(Scripted):
+        @staticmethod
+        def length(i, e):
+            return 10**6 if (i, e) == (0, 1) else 8
+
+        @staticmethod
+        def late(i, e):
+            return False
+
+    monkeypatch.setattr("fastrl.evaluate.EPISODE_LIMIT", 10)
+    records = _play(FakePolicy(), Endless(2), np.array([1, 3]), seed=3, greedy=False)
+    assert [[length for _, length in done] for done in records] == [[8], [8, 8, 8]]
+    with pytest.raises(ConfigError, match="has not ended after 10 steps"):
+        _play(FakePolicy(), Endless(2), np.array([2, 3]), seed=3, greedy=False)
+
+
 @pytest.mark.parametrize("seed", [-1, 2**31])
 def test_a_seed_out_of_range_is_refused_by_its_flag(run, seed):
     save(run, 1)

@@ -28,7 +28,7 @@ WORK = Work(
     "Pong-v5", 64, reward_clip=True, learning_rate=3e-4, clip=0.2, num_steps=64, minibatches=8,
     epochs=2, value_coef=1.0, max_grad_norm=1.0,
 )  # fmt: skip
-TARGET_KL, FACTOR, TOLERANCE = 0.01, 1.5, 2.0
+TARGET_KL, FACTOR, TOLERANCE = 0.02, 1.5, 2.0
 KL_ROWS, MOMENT_ROWS = 256, 256
 RETURN_MEMORY = 64
 """Batches of returns that their statistics remember."""

@@ -5,6 +5,8 @@
     task x seed ─▶ fastrl-train [--stop-at-return] ─▶ curve, time to the threshold
                    fastrl-eval of its last checkpoint ─▶ mean of 100 fresh episodes
     ─▶ a table per task │ FOLDER/TASK.json, FOLDER/TASK.png │ a section of a page
+
+With ``--redraw`` the runs come from FOLDER/TASK.json, and nothing is trained.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import dataclasses
 import json
 import math
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,23 +52,20 @@ def run(options: LearnOptions) -> int:
     check_page(options.write)
     if options.folder is not None:
         options.folder.mkdir(parents=True, exist_ok=True)
+    stored = {task: _read_runs(task, options.folder) for task in tasks if options.redraw}
     kept = True
     for task in tasks:
-        before = machine()
-        trained = []
-        for seed in options.seeds:
-            print(f"{task.name}, seed {seed} ...", flush=True)
-            try:
-                trained.append(train_task(task, seed, options.patience, options.flags))
-            except EngineFailed as failure:
-                print(f"fastrl-bench: {failure}", flush=True)
-                kept = False
-                continue
-            print(f"  {_sentence(task, trained[-1])}", flush=True)
+        others = [other for other in beside if other["env"] == task.env]
+        if options.redraw:
+            trained, made, before = stored[task]
+            names = {other["trainer"] for other in others}
+            others = [*others, *(other for other in before if other["trainer"] not in names)]
+        else:
+            trained, made = _train(task, options)
+            kept = kept and len(trained) == len(options.seeds)
         if not trained:
             continue
-        others = [other for other in beside if other["env"] == task.env]
-        report = _report(task, trained, others, options, before)
+        report = _report(task, trained, others, made)
         json_path, plot_path = None, None
         if options.folder is not None:
             json_path = options.folder / f"{task.name}.json"
@@ -76,10 +76,56 @@ def run(options: LearnOptions) -> int:
             if plot_path is not None:
                 at = os.path.relpath(plot_path, options.write.parent)
                 picture = f"![learning curves of {task.name}]({at})\n\n"
-            section = picture + section_of(report)
+            words = shlex.join(["fastrl-bench", "learn", *given(options)])
+            notes = [f"drawn anew by `{words}`"] if options.redraw else []
+            section = picture + section_of(report, notes)
             replace_section(options.write, f"fastrl-bench learn --tasks {task.name}", section)
         kept = kept and all(one.reaches(task) for one in trained)
     return 0 if kept else 1
+
+
+Made = dict[str, Any]
+"""How runs were made, as fields of a Report: flags, machine, and where they are read versions and
+date."""
+
+
+def _train(task: Task, options: LearnOptions) -> tuple[list[Trained], Made]:
+    """Train every seed; those that fail are named and left out."""
+    words = given(dataclasses.replace(options, tasks=(task.name,)))
+    made: Made = {"flags": words, "machine": machine()}
+    trained = []
+    for seed in options.seeds:
+        print(f"{task.name}, seed {seed} ...", flush=True)
+        try:
+            trained.append(train_task(task, seed, options.patience, options.flags))
+        except EngineFailed as failure:
+            print(f"fastrl-bench: {failure}", flush=True)
+            continue
+        print(f"  {_sentence(task, trained[-1])}", flush=True)
+    return trained, made
+
+
+def _read_runs(
+    task: Task, folder: Path | None
+) -> tuple[list[Trained], Made, Sequence[dict[str, Any]]]:
+    """The runs of a task's JSON file, for another drawing, and what stood beside them.
+
+    Raises ConfigError.
+    """
+    if folder is None:
+        raise ConfigError("--redraw needs --folder, whose JSON files have the runs.")
+    path = folder / f"{task.name}.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        names = ("seed", "command", "goal_seconds", "steps", "stopped_by", "evaluation")
+        runs = [
+            Trained(curve=_curve(run), **{name: run[name] for name in names})
+            for run in found["runs"]
+        ]
+        made = {name: found[name] for name in ("machine", "versions", "date")}
+        return runs, {"flags": shlex.split(found["command"])[2:], **made}, found["beside"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"--redraw: {path} is no file of runs: {error}.") from error
 
 
 def _tasks(options: LearnOptions) -> list[Task]:
@@ -95,6 +141,14 @@ def _tasks(options: LearnOptions) -> list[Task]:
         )
     if not 0 < options.patience < math.inf:
         raise ConfigError(f"--patience is {options.patience}; it must be more than 0.")
+    if options.redraw and (options.seeds, options.patience, options.flags) != (
+        LearnOptions.seeds,
+        LearnOptions.patience,
+        (),
+    ):
+        raise ConfigError(
+            "--redraw trains nothing; leave out --seeds, --patience and flags of fastrl-train."
+        )
     return [TASKS[name] for name in options.tasks]
 
 
@@ -122,8 +176,7 @@ def _report(
     task: Task,
     trained: Sequence[Trained],
     others: Sequence[dict[str, Any]],
-    options: LearnOptions,
-    before: dict[str, Any],
+    made: Made,
 ) -> Report:
     levels = list(task.marks)
     asked = f"{task.max_steps:,} steps"
@@ -153,6 +206,7 @@ def _report(
             ],
         )
         tables.append(marks)
+        tables += [_shares(task, trained, other, levels) for other in others]
     commands = [("fastrl", trained[0].command), *((o["trainer"], o["command"]) for o in others)]
     tables.append(Table(f"{task.name}: commands", ("of", "command"), commands))
     if task.published:
@@ -178,12 +232,34 @@ def _report(
         ],
         "beside": list(others),
     }
-    flags = given(dataclasses.replace(options, tasks=(task.name,)))
 
     def draw(axes: Any) -> None:
         _draw(axes, task, trained, others)
 
-    return Report("learn", flags, UNITS, tables, values, draw, machine=before)
+    return Report("learn", units=UNITS, tables=tables, values=values, draw=draw, **made)
+
+
+def _shares(
+    task: Task, trained: Sequence[Trained], other: dict[str, Any], levels: Sequence[float]
+) -> Table:
+    """Our time to each return as a share of another trainer's, the median of its seeds."""
+
+    def cell(curve: Curve, level: float) -> str:
+        ours = curve.first_at(level)
+        theirs = [(one, one.first_at(level)) for one in map(_curve, other["runs"])]
+        times = sorted(math.inf if at is None else float(one.seconds[at]) for one, at in theirs)
+        median = times[len(times) // 2]
+        if ours is None:
+            return "-"
+        return f"{curve.seconds[ours] / median:.2f}" if median < math.inf else "it never did"
+
+    seeds = len(other["runs"])
+    of = "" if seeds == 1 else f", the median of its {seeds} seeds"
+    return Table(
+        f"{task.name}: time to a return as a share of that of {other['trainer']}{of}",
+        ("run", *(f"{level:g}" for level in levels)),
+        [(f"seed {one.seed}", *(cell(one.curve, level) for level in levels)) for one in trained],
+    )
 
 
 def _beside_published(task: Task, trained: Sequence[Trained]) -> Table:

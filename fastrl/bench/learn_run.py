@@ -42,7 +42,6 @@ class Trained:
     stopped_by: str
     evaluation: dict[str, Any]
     """What `fastrl-eval --json` says of the final checkpoint."""
-    evaluation_command: str
 
     def reaches(self, task: Task) -> bool:
         """Whether it kept all that the task asks for."""
@@ -81,7 +80,6 @@ def train_task(task: Task, seed: int, patience: float, flags: tuple[str, ...]) -
         except ValueError as error:
             raise EngineFailed(str(error)) from error
         curve = curve_of(records)
-        evaluation, evaluation_command = _evaluate(run, seed)
         return Trained(
             seed,
             "fastrl-train " + " ".join(shown),
@@ -89,12 +87,11 @@ def train_task(task: Task, seed: int, patience: float, flags: tuple[str, ...]) -
             watch.goal_seconds,
             int(records[-1]["steps"]),
             str(records[-1].get("stopped_by", "")),
-            evaluation,
-            evaluation_command,
+            _evaluate(run, seed),
         )
 
 
-def _evaluate(run: Path, seed: int) -> tuple[dict[str, Any], str]:
+def _evaluate(run: Path, seed: int) -> dict[str, Any]:
     path = run.parent / "evaluation.json"
     flags = ["--episodes", str(EVALUATION_EPISODES), "--seed", str(seed + 1000)]
     try:
@@ -109,7 +106,7 @@ def _evaluate(run: Path, seed: int) -> tuple[dict[str, Any], str]:
     if done.returncode:
         raise EngineFailed(f"fastrl-eval ended with code {done.returncode}: {done.stderr}")
     result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return result, "fastrl-eval RUN " + " ".join(flags)
+    return result
 
 
 class _Watch:

@@ -216,6 +216,9 @@ class LearnOptions:
     """JSON files of other trainers' curves, from benchmarks/peers/learn.py, for the same plots."""
     folder: Path | None = None
     """Folder for a JSON file and a PNG of the curves per task."""
+    redraw: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Train nothing: the runs are those of --folder's JSON files, with their command and machine,
+    and so is what stood beside them, but for what --beside names anew."""
     write: Path | None = None
     """Markdown page whose section of each task is replaced by the result; it shows the PNGs."""
     flags: EngineFlags = ()

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
-from datetime import date
 from pathlib import Path
 
 from fastrl.bench.report import Report, Table
@@ -65,7 +64,7 @@ def section_of(report: Report, notes: Sequence[str] = ()) -> str:
     where = report.machine
     facts = [
         f"`{report.command}`",
-        f"{date.today().isoformat()}, {where['cpu']}, {where['cores']} cores usable, load "
+        f"{report.date}, {where['cpu']}, {where['cores']} cores usable, load "
         f"{where['load']:.1f} before",
         ", ".join(f"{name} {version}" for name, version in report.versions.items()),
         *(f"{name}: {meaning}" for name, meaning in report.units.items()),

@@ -14,6 +14,7 @@ import shlex
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,7 @@ class Report:
     """Where nothing says otherwise, that of the moment at which the report is made; a bench that
     cares for the load before it began passes its own."""
     versions: dict[str, str] = field(default_factory=versions)
+    date: str = field(default_factory=lambda: date.today().isoformat())
 
     @property
     def command(self) -> str:
@@ -132,6 +134,7 @@ class Report:
         return {
             "bench": self.bench,
             "command": self.command,
+            "date": self.date,
             "machine": self.machine,
             "versions": self.versions,
             "units": self.units,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from fastrl.bench.engine_run import EngineFailed
 from fastrl.bench.learn_run import Trained
 from fastrl.bench.tasks import TASKS
 from fastrl.cli import bench_main
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 @pytest.mark.parametrize(
@@ -34,7 +37,7 @@ def test_what_cannot_be_done_is_refused(capsys, arguments, sentence):
 def made_up(task, seed: int, goal: float | None, evaluation: float) -> Trained:
     curve = Curve(np.array([100.0, 200.0]), np.array([1.0, 2.0]), np.array([10.0, 480.0]))
     result = {"mean": evaluation, "margin_95": 1.5, "returns": [evaluation], "lengths": [1]}
-    return Trained(seed, "fastrl-train x", curve, goal, 200, "stop_at_return", result, "eval")
+    return Trained(seed, "fastrl-train x", curve, goal, 200, "stop_at_return", result)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +80,7 @@ def test_a_task_without_a_threshold_is_a_curve_beside_published_points(
         np.array([4e5, 5e5, 6e5, steps]), np.array([1.0, 2, 3, 9]), np.array([8.0, 11, 12, 30])
     )
     result = {"mean": 31.0, "margin_95": 1.5, "returns": [31.0], "lengths": [1]}
-    one = Trained(1, "fastrl-train x", curve, None, steps, "total_steps", result, "eval")
+    one = Trained(1, "fastrl-train x", curve, None, steps, "total_steps", result)
     monkeypatch.setattr(learn, "train_task", lambda *rest: one)
     arguments = ["learn", "--tasks", "breakout", "--seeds", "1", "--folder", str(tmp_path)]
     assert bench_main(arguments) == code
@@ -89,6 +92,59 @@ def test_a_task_without_a_threshold_is_a_curve_beside_published_points(
     end = "30.0" if code == 0 else "-"
     assert ["1,500,000", "26.4", end] in cells, "nothing where the run did not come"
     assert (tmp_path / "breakout.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_are_drawn_again_beside_others_without_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        learn, "train_task", lambda task, seed, patience, flags: made_up(task, seed, 12.0, 470.0)
+    )
+    folder, page = tmp_path / "folder", tmp_path / "page.md"
+    made = ["learn", "--tasks", "cartpole", "--seeds", "5", "--folder", str(folder)]
+    assert bench_main(made) == 0
+    path = folder / "cartpole.json"
+    before = json.loads(path.read_text())
+    before["date"] = "2020-02-02"
+    path.write_text(json.dumps(before))
+    monkeypatch.delattr(learn, "train_task")
+    beside = tmp_path / "other.json"
+    curve = {"steps": [5, 50], "seconds": [3.0, 30.0], "returns": [0.0, 476.0]}
+    other = {"trainer": "another", "env": "envpool:CartPole-v1", "command": "python other.py"}
+    beside.write_text(json.dumps({**other, "runs": [{"seed": 4, "curve": curve}]}))
+    again = ["learn", "--redraw", "--tasks", "cartpole", "--folder", str(folder)]
+    assert bench_main([*again, "--beside", str(beside), "--write", str(page)]) == 0
+    text = page.read_text()
+    assert "- 2020-02-02, " in text and f"`fastrl-bench {shlex.join(made)}`" in text
+    how = f"learn --tasks cartpole --beside {beside} --folder {folder} --redraw --write {page}"
+    assert f"- drawn anew by `fastrl-bench {how}`" in text
+    assert "| another, seed 4 | 30.0 s, 50 |" in text and "| 5 | 12.0 | 200 |" in text
+    assert "a share of that of another**" in text and "| seed 5 | 0.07 | 0.07 | 0.07 |" in text
+    after = json.loads(path.read_text())
+    assert [one["trainer"] for one in after.pop("beside")] == ["another"]
+    assert before.pop("beside") == [] and after == before
+    # What stands beside stays, where nothing is given in its place.
+    assert bench_main(again) == 0
+    assert [one["trainer"] for one in json.loads(path.read_text())["beside"]] == ["another"]
+    assert "--redraw needs --folder" in refusal(capsys, "learn", "--redraw")
+    for flags in (["--seeds", "1"], ["--patience", "3"], ["--", "--epochs", "1"]):
+        assert "--redraw trains nothing; leave out" in refusal(capsys, *again, *flags)
+    path.write_text("{}")
+    assert "cartpole.json is no file of runs" in refusal(capsys, *again)
+
+
+@pytest.mark.parametrize("task", sorted(path.stem for path in RESULTS.glob("*.json")))
+def test_every_result_that_is_kept_can_be_drawn_again(tmp_path, task):
+    for path in RESULTS.glob(f"{task}.json"):
+        (tmp_path / path.name).write_text(path.read_text())
+    page = tmp_path / "results.md"
+    flags = ["--tasks", task, "--folder", str(tmp_path), "--write", str(page)]
+    code = bench_main(["learn", "--redraw", *flags])
+    values = json.loads((tmp_path / f"{task}.json").read_text())
+    assert values == json.loads((RESULTS / f"{task}.json").read_text())
+    assert code == (0 if all(run["kept"] for run in values["runs"]) else 1)
+    # The page that is kept says the same of it.
+    shown = (RESULTS.parent / "results.md").read_text()
+    for run in values["runs"]:
+        assert f"| {run['seed']} | " in shown and f"{run['steps']:,}" in shown
 
 
 def test_a_command_that_fails_ends_the_bench(monkeypatch, capsys):
