@@ -29,6 +29,7 @@ HERE = Path(__file__).parent
 TASKS_OF_ZOO = ("cartpole", "acrobot", "lunarlander", "pendulum", "halfcheetah")
 """For which `sb3_learner` has values."""
 TRAINERS = {"stable_baselines3": "Stable-Baselines3, RL Zoo's values"}
+PACKAGES = ("stable-baselines3", "torch", "gymnasium")
 VENVS = Path("~/.cache/fastrl-peers").expanduser()
 
 
@@ -45,6 +46,16 @@ def one_run(python: Path, task: str, seed: int, seconds: float) -> dict[str, Any
         raise SystemExit(f"{shlex.join(command)} failed:\n{done.stderr[-3000:]}")
     curve: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return curve
+
+
+def made_by(python: Path) -> dict[str, Any]:
+    """When, where and by which versions the curves were made."""
+    call = f"import json, runner_lines; print(json.dumps(runner_lines.made({PACKAGES!r})))"
+    done = subprocess.run(
+        [str(python), "-c", call], cwd=HERE, capture_output=True, text=True, check=True
+    )
+    made: dict[str, Any] = json.loads(done.stdout)
+    return made
 
 
 def main() -> None:
@@ -72,6 +83,7 @@ def main() -> None:
         "trainer": TRAINERS[options.trainer],
         "env": task.env,
         "command": " ".join(["python", "benchmarks/peers/learn.py", *sys.argv[1:]]),
+        "made": made_by(python),
         "runs": runs,
     }
     options.out.write_text(json.dumps(result) + "\n", encoding="utf-8")

@@ -21,7 +21,7 @@ import envpool
 import numpy as np
 import torch
 from plain_runner import Agent, Work, advantages_of, of_actions
-from runner_lines import cores
+from runner_lines import cores, made
 from torch import Tensor, nn
 
 WORK = Work(
@@ -36,12 +36,12 @@ WINDOW = 100
 
 
 class Pixels:
-    """Running mean and deviation of each pixel, of some rows of each batch."""
+    """Running mean and deviation of each pixel, of some rows of each batch; 1/255 until then."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.count = 0.0
         self.mean = torch.zeros(shape)
-        self.variance = torch.ones(shape)
+        self.variance = torch.full(shape, 255.0**2)
 
     def merge(self, rows: Tensor) -> None:
         """Take in uint8 [N, *shape]."""
@@ -196,6 +196,7 @@ def main() -> None:
         "trainer": "plain synchronous loop, the same recipe in f32",
         "env": "atari:Pong",
         "command": " ".join(["python", "benchmarks/peers/plain_learner.py", *sys.argv[1:]]),
+        "made": made(("torch", "envpool")),
         "runs": [
             {
                 "seed": options.seed,

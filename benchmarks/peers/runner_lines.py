@@ -13,8 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import time
 from collections.abc import Sequence
+from datetime import date
 from importlib import metadata
 from pathlib import Path
 
@@ -26,6 +28,18 @@ INTERVAL = 0.25
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def made(packages: Sequence[str]) -> dict[str, object]:
+    """When and where something was made: the day, processor and cores, versions of packages."""
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "date": date.today().isoformat(),
+        "cpu": names[0] if names else platform.machine(),
+        "cores": cores(),
+        "versions": {name: metadata.version(name) for name in packages},
+    }
 
 
 def arguments(works: Sequence[str], description: str) -> argparse.Namespace:

@@ -156,7 +156,8 @@ def _read_beside(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         names = ("trainer", "env", "command", "runs")
-        return {name: found[name] for name in names}
+        more = {"made": found["made"]} if "made" in found else {}
+        return {name: found[name] for name in names} | more
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"--beside {path} is no file of curves: {error}.") from error
 
@@ -207,8 +208,11 @@ def _report(
         )
         tables.append(marks)
         tables += [_shares(task, trained, other, levels) for other in others]
-    commands = [("fastrl", trained[0].command), *((o["trainer"], o["command"]) for o in others)]
-    tables.append(Table(f"{task.name}: commands", ("of", "command"), commands))
+    commands = [
+        ("fastrl", trained[0].command, "as above"),
+        *((other["trainer"], other["command"], _when_and_where(other)) for other in others),
+    ]
+    tables.append(Table(f"{task.name}: commands", ("of", "command", "made"), commands))
     if task.published:
         tables.append(_beside_published(task, trained))
     values = {
@@ -237,6 +241,14 @@ def _report(
         _draw(axes, task, trained, others)
 
     return Report("learn", units=UNITS, tables=tables, values=values, draw=draw, **made)
+
+
+def _when_and_where(other: dict[str, Any]) -> str:
+    """When another trainer's curves were made; files of before that do not tell."""
+    if (made := other.get("made")) is None:
+        return "-"
+    versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+    return f"{made['date']}, {made['cpu']}, {made['cores']} cores; {versions}"
 
 
 def _shares(

@@ -109,6 +109,7 @@ def test_runs_are_drawn_again_beside_others_without_training(tmp_path, monkeypat
     beside = tmp_path / "other.json"
     curve = {"steps": [5, 50], "seconds": [3.0, 30.0], "returns": [0.0, 476.0]}
     other = {"trainer": "another", "env": "envpool:CartPole-v1", "command": "python other.py"}
+    other["made"] = {"date": "2021-03-04", "cpu": "a chip", "cores": 3, "versions": {"x": "1.2"}}
     beside.write_text(json.dumps({**other, "runs": [{"seed": 4, "curve": curve}]}))
     again = ["learn", "--redraw", "--tasks", "cartpole", "--folder", str(folder)]
     assert bench_main([*again, "--beside", str(beside), "--write", str(page)]) == 0
@@ -118,6 +119,7 @@ def test_runs_are_drawn_again_beside_others_without_training(tmp_path, monkeypat
     assert f"- drawn anew by `fastrl-bench {how}`" in text
     assert "| another, seed 4 | 30.0 s, 50 |" in text and "| 5 | 12.0 | 200 |" in text
     assert "a share of that of another**" in text and "| seed 5 | 0.07 | 0.07 | 0.07 |" in text
+    assert "| another | python other.py | 2021-03-04, a chip, 3 cores; x 1.2 |" in text
     after = json.loads(path.read_text())
     assert [one["trainer"] for one in after.pop("beside")] == ["another"]
     assert before.pop("beside") == [] and after == before
