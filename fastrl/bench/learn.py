@@ -333,10 +333,10 @@ def _draw(
     families += [(other["trainer"], [_curve(one) for one in other["runs"]]) for other in others]
     for number, (name, curves) in enumerate(families):
         curves = [curve for curve in curves if len(curve.steps)]
-        color = f"C{number}"
+        color, alpha = f"C{number}", 0.35 if len(curves) > 1 else 1.0
         for curve in curves:
             places = getattr(curve, along)
-            axes.plot(places, curve.returns, color=color, alpha=0.35, linewidth=0.8)
+            axes.plot(places, curve.returns, color=color, alpha=alpha, linewidth=0.8)
         if len(curves) > 1:
             places, mean, (low, high) = together(curves, along)
             axes.plot(places, mean, color=color, label=f"{name}, interquartile mean")
