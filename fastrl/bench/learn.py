@@ -157,8 +157,12 @@ def _read_beside(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
         names = ("trainer", "env", "command", "runs")
         more = {"made": found["made"]} if "made" in found else {}
+        # All of it is read now: after the trainings it would cost them.
+        _when_and_where(found)
+        if not all("seed" in run and _curve(run) for run in found["runs"]):
+            raise KeyError("seed")
         return {name: found[name] for name in names} | more
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"--beside {path} is no file of curves: {error}.") from error
 
 

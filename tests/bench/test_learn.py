@@ -34,6 +34,15 @@ def test_what_cannot_be_done_is_refused(capsys, arguments, sentence):
     assert sentence in refusal(capsys, "learn", *arguments)
 
 
+@pytest.mark.parametrize(
+    "change", [{"made": {"date": "2021-03-04"}}, {"made": "x"}, {"runs": [{"seed": 1}]}]
+)
+def test_half_a_file_of_curves_is_refused_before_anything_is_trained(tmp_path, capsys, change):
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps({"trainer": "x", "env": "y", "command": "z", "runs": []} | change))
+    assert "is no file of curves" in refusal(capsys, "learn", "--beside", str(path))
+
+
 def made_up(task, seed: int, goal: float | None, evaluation: float) -> Trained:
     curve = Curve(np.array([100.0, 200.0]), np.array([1.0, 2.0]), np.array([10.0, 480.0]))
     result = {"mean": evaluation, "margin_95": 1.5, "returns": [evaluation], "lengths": [1]}
