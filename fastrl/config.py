@@ -179,9 +179,10 @@ class LearnOptions:
     entropy_coef: float = UNSET
     """Weight of the entropy bonus."""
     entropy_final: float | None = None
-    """Weight that the entropy bonus falls to, linearly over --entropy-steps; unset: it stays."""
+    """Weight that the entropy bonus falls to, linearly over --entropy-steps. Unset: the preset's;
+    with --entropy-coef it stays."""
     entropy_steps: int | None = None
-    """Steps over which it falls; default 1,000,000."""
+    """Steps over which it falls. Unset: the preset's, else 1,000,000."""
     value_coef: float = UNSET
     """Weight of the value loss."""
     normalize_advantage: bool = True
@@ -364,11 +365,7 @@ def check(config: TrainConfig) -> TrainConfig:
     check_cnn(config)
     if not re.fullmatch(r"cpu|cuda(:\d+)?", config.device):
         raise ConfigError(f"--device is {shown(config.device)}; it must be cpu, cuda or cuda:N.")
-    for name, needed in (("eval_episodes", "eval_every"), ("entropy_steps", "entropy_final")):
-        if getattr(config, name) is not None and getattr(config, needed) is None:
-            raise ConfigError(
-                f"{flag_of(name)} means nothing without {flag_of(needed)}; give both or neither."
-            )
+    check_pair(config, "eval_episodes", "eval_every")
     if config.preset is not None:
         load_preset(config.preset)  # refuses one that there is not
     save_interval(config.save_every)
@@ -436,6 +433,14 @@ def _check_exact(config: TrainConfig) -> None:
 def is_sync(config: TrainConfig) -> bool:
     """Whether the run collects, then learns; known before the configuration is resolved."""
     return config.mode == "sync" or config.workers == 0 or config.algorithm == "ppo"
+
+
+def check_pair(config: TrainConfig, name: str, needed: str) -> None:
+    """Refuse an option without the one that gives it a meaning."""
+    if getattr(config, name) is not None and getattr(config, needed) is None:
+        raise ConfigError(
+            f"{flag_of(name)} means nothing without {flag_of(needed)}; give both or neither."
+        )
 
 
 def check_sizes(config: TrainConfig) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from fastrl.config import TARGETS, TrainConfig, check_sizes, is_sync
+from fastrl.config import TARGETS, TrainConfig, check_pair, check_sizes, is_sync
 from fastrl.envs.spec import EnvSpec
 from fastrl.errors import ConfigError
 from fastrl.preset import choose_preset, load_preset
@@ -18,6 +18,8 @@ from fastrl.preset import choose_preset, load_preset
 WORKERS_PER_CORE = 2
 """With more workers than that a core always has another one to run."""
 
+ENTROPY_FALL = ("entropy_final", "entropy_steps")
+"""Options of the preset that a user's own ``entropy_coef`` sets aside."""
 
 LAG_IN_BATCHES = 8
 """Batches that a row may be older than the weights, where ``max_policy_lag`` is not given."""
@@ -36,6 +38,8 @@ def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> T
     values = {
         name: value for name, value in preset.options.items() if getattr(config, name) is None
     }
+    if config.entropy_coef is not None:  # the preset's fall begins at the preset's weight
+        values = {name: value for name, value in values.items() if name not in ENTROPY_FALL}
     sync = is_sync(config)
     values["preset"] = preset.name
     values["mode"] = "sync" if sync else "async"
@@ -47,6 +51,7 @@ def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> T
     if config.dtype is None:
         values["dtype"] = _dtype(config, image, sync, bf16_cpu)
     resolved = dataclasses.replace(config, **values)
+    check_pair(resolved, "entropy_steps", "entropy_final")
     if config.batch_size is None:
         every_env = max(1, int(resolved.workers)) * resolved.envs_per_worker
         resolved = dataclasses.replace(resolved, batch_size=every_env * resolved.rollout_length)

@@ -68,7 +68,7 @@ def test_the_preset_follows_the_environment_and_what_it_shows(
     assert (config.preset, config.dtype, config.workers) == (preset, "f32", 4)
     assert config.envs_per_worker == load_preset(preset).num_envs / 4
     unset = {name for name in field_names() if getattr(config, name) is None}
-    assert unset | {"cnn_activation", "initial_std"} == {
+    assert unset | {"cnn_activation", "initial_std", "entropy_final", "entropy_steps"} == {
         "stop_at_return", "run_dir", "init_from", "max_episode_steps", "frame_stack",
         "separate_critic", "channels", "initial_std", "image_features", "env_timeout",
         "milestone_every", "eval_every", "entropy_final", "eval_episodes", "entropy_steps",
@@ -90,6 +90,21 @@ def test_presets_name_existing_options_and_the_user_wins(preset):
     assert all(getattr(config, n) == v for n, v in values.items() if n != "minibatches")
     mine = dataclasses.replace(TrainConfig(env="x:y", seed=1, preset=preset), learning_rate=0.125)
     assert resolve(mine, spec("vector"), 2, False).learning_rate == 0.125
+
+
+def test_the_bonus_on_entropy_falls_as_the_preset_has_it_unless_its_start_is_named():
+    def fall(**mine):
+        config = TrainConfig(env="x:y", seed=1, preset="atari", **mine)
+        resolved = resolve(config, spec("image"), 2, False)
+        return resolved.entropy_coef, resolved.entropy_final, resolved.entropy_steps
+
+    assert fall() == (0.01, 0.001, 400_000)
+    assert fall(entropy_steps=10**6) == (0.01, 0.001, 10**6)
+    assert fall(entropy_final=0.0) == (0.01, 0.0, 400_000)
+    assert fall(entropy_coef=0.0) == (0.0, None, None), "it would rise to the preset's 0.001"
+    assert fall(entropy_coef=0.02, entropy_final=0.01) == (0.02, 0.01, None)
+    with pytest.raises(ConfigError, match="--entropy-steps means nothing without --entropy-final"):
+        fall(entropy_coef=0.02, entropy_steps=5)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +334,6 @@ def test_in_sync_the_number_of_environments_does_not_depend_on_the_machine(optio
         ({"algorithm": "a2c"}, "--algorithm is 'a2c'; it must be 'appo' or 'impala' or 'ppo'"),
         ({"eval_every": 0}, "--eval-every is 0; it must be at least 1"),
         ({"eval_episodes": 5}, "--eval-episodes means nothing without --eval-every"),
-        ({"entropy_steps": 5}, "--entropy-steps means nothing without --entropy-final"),
         ({"mode": "sync", "log_every": 5.0}, "--log-every is 5.0 in sync mode"),
         ({"mode": "sync", "inference_wait": 3.0}, "--inference-wait is 3.0, but in sync mode"),
         ({"workers": 0, "log_every": "5s"}, "--log-every is 5s in sync mode"),

@@ -3,8 +3,9 @@
 ``python benchmarks/peers/plain_learner.py --seed 1 --seconds 1500 --out plain-pong.json``
 
 One process, one loop: 64 environments of envpool, 64 steps of each, then two epochs of minibatches
-of 512 steps. Pixels are normalised one by one, returns as well, and the learning rate follows the
-divergence. The curve goes to the file that ``fastrl-bench learn --tasks pong --beside`` takes.
+of 512 steps. Pixels are normalised one by one, returns as well, the learning rate follows the
+divergence, and the bonus on entropy falls. The curve goes to the file that ``fastrl-bench learn
+--tasks pong --beside`` takes.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ WORK = Work(
     epochs=2, value_coef=1.0, max_grad_norm=1.0,
 )  # fmt: skip
 TARGET_KL, FACTOR, TOLERANCE = 0.02, 1.5, 2.0
+ENTROPY_FINAL, ENTROPY_STEPS = 0.001, 400_000
 KL_ROWS, MOMENT_ROWS = 256, 256
 RETURN_MEMORY = 64
 """Batches of returns that their statistics remember."""
@@ -144,6 +146,8 @@ def train(seed: int, seconds: float, began: float) -> list[tuple[int, float, flo
         with torch.inference_mode():
             before = agent.outputs(flat_obs[some])[0].clone()
         targets = (returns - agent.mean) / agent.deviation
+        share = min(1.0, steps / ENTROPY_STEPS)
+        entropy_coef = work.entropy_coef + share * (ENTROPY_FINAL - work.entropy_coef)
         for _ in range(work.epochs):
             for index in valid[torch.randperm(len(valid))].chunk(work.minibatches):
                 log_probs, value = agent.outputs(flat_obs[index])
@@ -154,7 +158,7 @@ def train(seed: int, seconds: float, began: float) -> list[tuple[int, float, flo
                 policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
                 value_loss = 0.5 * (value - targets[index]).square().mean()
                 entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
-                loss = policy_loss + work.value_coef * value_loss - work.entropy_coef * entropy
+                loss = policy_loss + work.value_coef * value_loss - entropy_coef * entropy
                 optimizer.zero_grad()
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(agent.parameters(), work.max_grad_norm)
