@@ -94,8 +94,9 @@ class RolloutOptions:
     """How environments are spread over processes."""
 
     workers: int | Literal["auto"] = "auto"
-    """Rollout processes; auto takes one per core that this process may use. 0: everything in one
-    process, for a debugger, with the bits of --mode sync."""
+    """Rollout processes; auto takes one per core that this process may use, or as many as can share
+    about the preset's environments evenly. 0: everything in one process, for a debugger, with the
+    bits of --mode sync."""
     groups_per_worker: int = UNSET
     """Groups a worker alternates between: while one waits for actions, the other steps. Default 2,
     and in async 1 where there are more than two workers per core: other workers step meanwhile, and

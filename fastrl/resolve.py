@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from fastrl.config import TARGETS, TrainConfig, check_pair, check_sizes, is_sync
 from fastrl.envs.spec import EnvSpec
 from fastrl.errors import ConfigError
-from fastrl.preset import choose_preset, load_preset
+from fastrl.preset import Preset, choose_preset, load_preset
 
 WORKERS_PER_CORE = 2
 """With more workers than that a core always has another one to run."""
+
+MOST_EXTRA = 1.25
+"""At most this many times the preset's environments, as far as it may be chosen."""
 
 ENTROPY_FALL = ("entropy_final", "entropy_steps")
 """Options of the preset that a user's own ``entropy_coef`` sets aside."""
@@ -47,7 +51,7 @@ def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> T
         values["targets"] = TARGETS[config.algorithm]  # the presets think of appo
     if config.log_every is None:
         values["log_every"] = "10u" if sync else "5s"
-    values |= _spread(config, preset.num_envs, sync, cores)
+    values |= _spread(config, preset, sync, cores)
     if config.dtype is None:
         values["dtype"] = _dtype(config, image, sync, bf16_cpu)
     resolved = dataclasses.replace(config, **values)
@@ -78,15 +82,18 @@ def _dtype(config: TrainConfig, image: bool, sync: bool, bf16_cpu: bool) -> str 
     return "f32" if sync or not bf16_cpu else None
 
 
-def _spread(config: TrainConfig, num_envs: int, sync: bool, cores: int) -> dict[str, int]:
+def _spread(config: TrainConfig, preset: Preset, sync: bool, cores: int) -> dict[str, int]:
     """Decide `workers`, `groups_per_worker` and `envs_per_worker` where the user has not."""
-    envs = config.envs_per_worker
+    envs, num_envs = config.envs_per_worker, preset.num_envs
     workers = cores if config.workers == "auto" else config.workers
     groups = config.groups_per_worker or default_groups(workers, envs, sync, cores)
     if envs is not None:
         return {"workers": workers, "groups_per_worker": groups}
     if not sync:
-        share = math.ceil(num_envs / (workers * groups))
+        allowed = range(cores, 0, -1) if config.workers == "auto" else [workers]
+        # The columns of a batch, one per environment, are to be cut as the preset cuts them.
+        cuts = config.minibatches or preset.options["minibatches"]
+        workers, share = _even(allowed, groups, num_envs, cuts if config.batch_size is None else 1)
         return {
             "workers": workers, "groups_per_worker": groups, "envs_per_worker": groups * share
         }  # fmt: skip
@@ -102,6 +109,21 @@ def _spread(config: TrainConfig, num_envs: int, sync: bool, cores: int) -> dict[
         )
     share = num_envs // max(1, workers)
     return {"workers": workers, "groups_per_worker": groups, "envs_per_worker": share}
+
+
+def _even(allowed: Sequence[int], groups: int, num_envs: int, multiple: int) -> tuple[int, int]:
+    """The first number of workers that is `allowed`, and environments per group, such that all
+    together are about `num_envs` and a multiple of `multiple`.
+
+    With many more the batch would be larger than what the preset has been tried with. Where nothing
+    fits, the last number of workers shares `num_envs`, rounded up.
+    """
+    for workers in allowed:
+        least, most = num_envs / (workers * groups), MOST_EXTRA * num_envs / (workers * groups)
+        for share in range(math.ceil(least), math.floor(most) + 1):
+            if workers * groups * share % multiple == 0:
+                return workers, share
+    return allowed[-1], math.ceil(num_envs / (allowed[-1] * groups))
 
 
 def default_groups(workers: int, envs: int | None, sync: bool, cores: int) -> int:

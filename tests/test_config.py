@@ -116,11 +116,38 @@ def test_the_default_environments_are_spread_evenly(workers, groups, envs_per_wo
     assert resolve(config, spec("vector"), 2, False).envs_per_worker == envs_per_worker
 
 
+@pytest.mark.parametrize("preset", preset_names())
+@pytest.mark.parametrize("cores", [1, 2, 3, 5, 6, 7, 12, 13, 20, 24, 32, 48, 64, 96, 255])
+def test_on_any_number_of_cores_a_batch_is_about_as_large_and_cut_as_the_preset_says(preset, cores):
+    config = resolve(TrainConfig(env="x:y", seed=1, preset=preset), spec("vector"), cores, False)
+    thought_of, cuts = load_preset(preset).num_envs, load_preset(preset).options["minibatches"]
+    assert thought_of <= config.workers * config.envs_per_worker <= 1.25 * thought_of
+    assert config.minibatches == cuts
+    assert config.batch_size == config.workers * config.envs_per_worker * config.rollout_length
+    assert min(cores, 32) * 2 / 3 <= config.workers <= cores
+    mine = TrainConfig(env="x:y", seed=1, preset=preset, envs_per_worker=8)
+    assert resolve(mine, spec("vector"), cores, False).workers == cores
+
+
+def test_environments_are_spread_so_that_the_users_minibatches_fit_where_they_can():
+    def envs(**mine):
+        config = TrainConfig(env="x:y", seed=1, preset="atari", **mine)
+        resolved = resolve(config, spec("image"), 6, False)
+        return resolved.workers, resolved.envs_per_worker
+
+    assert envs(minibatches=5) == (5, 14)
+    assert envs(workers=3) == (3, 24), "72 columns are cut in 8, 66 would not be"
+    assert envs(workers=3, minibatches=3) == (3, 22)
+    assert envs(batch_size=64 * 6) == (6, 12)
+    with pytest.raises(ConfigError, match="--minibatches 7 does not divide the 66 columns"):
+        envs(workers=3, minibatches=7)
+
+
 def test_a_batch_is_one_slot_of_every_group_and_is_cut_into_whole_columns():
     config = TrainConfig(env="x:y", seed=1, workers=3, envs_per_worker=2, preset="atari")
     resolved = resolve(config, spec("image"), 2, False)
     assert resolved.batch_size == 3 * 2 * 64
-    assert resolved.minibatches == 6, "the preset's 16 do not divide 6 columns"
+    assert resolved.minibatches == 6, "the preset's 8 do not divide 6 columns"
     with pytest.raises(ConfigError, match="--minibatches 4 does not divide the 6 columns"):
         resolve(dataclasses.replace(config, minibatches=4), spec("image"), 2, False)
     with pytest.raises(ConfigError, match="--batch-size 100 is not a multiple of 64"):
