@@ -31,7 +31,7 @@ not."""
 
 INT32_MAX = 2**31 - 1
 DEFAULT_EVAL_EPISODES = 32
-DEFAULT_ENTROPY_STEPS = 1_000_000
+DEFAULT_ANNEAL_STEPS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,12 @@ class LearnOptions:
     moves by about --target-kl."""
     target_kl: float = UNSET
     """Of --lr-schedule kl: how far a batch should move the policy, in nats."""
+    target_kl_final: float | None = None
+    """What --target-kl falls to, linearly over --anneal-steps. Unset: the preset's, but where
+    --target-kl is given it stays."""
+    anneal_steps: int | None = None
+    """Steps over which --target-kl-final and --entropy-final are reached. Unset: the preset's, else
+    1,000,000."""
     adam_eps: float = 1e-5
     """Adam's epsilon."""
     rmsprop_eps: float = 0.1
@@ -180,10 +186,8 @@ class LearnOptions:
     entropy_coef: float = UNSET
     """Weight of the entropy bonus."""
     entropy_final: float | None = None
-    """Weight that the entropy bonus falls to, linearly over --entropy-steps. Unset: the preset's;
-    with --entropy-coef it stays."""
-    entropy_steps: int | None = None
-    """Steps over which it falls. Unset: the preset's, else 1,000,000."""
+    """Weight that the entropy bonus falls to, linearly over --anneal-steps. Unset: the preset's,
+    but where --entropy-coef is given it stays."""
     value_coef: float = UNSET
     """Weight of the value loss."""
     normalize_advantage: bool = True
@@ -299,6 +303,8 @@ _RANGES: list[tuple[str, float, bool, float]] = [
     ("epochs", 1, True, 1000),
     ("learning_rate", 0, True, 10),
     ("target_kl", 0, False, 1e3),
+    ("target_kl_final", 0, False, 1e3),
+    ("anneal_steps", 1, True, 10**15),
     ("adam_eps", 0, False, 1),
     ("rmsprop_eps", 0, False, 1e3),
     ("rmsprop_decay", 0, True, 1),
@@ -311,7 +317,6 @@ _RANGES: list[tuple[str, float, bool, float]] = [
     ("clip", 0, False, 10),
     ("entropy_coef", 0, True, 1e6),
     ("entropy_final", 0, True, 1e6),
-    ("entropy_steps", 1, True, 10**15),
     ("value_coef", 0, True, 1e6),
     ("max_policy_lag", 0, True, 10**9),
     ("initial_std", 1e-3, True, 1e3),
@@ -366,7 +371,10 @@ def check(config: TrainConfig) -> TrainConfig:
     check_cnn(config)
     if not re.fullmatch(r"cpu|cuda(:\d+)?", config.device):
         raise ConfigError(f"--device is {shown(config.device)}; it must be cpu, cuda or cuda:N.")
-    check_pair(config, "eval_episodes", "eval_every")
+    if config.eval_episodes is not None and config.eval_every is None:
+        raise ConfigError(
+            "--eval-episodes means nothing without --eval-every; give both or neither."
+        )
     if config.preset is not None:
         load_preset(config.preset)  # refuses one that there is not
     save_interval(config.save_every)
@@ -434,14 +442,6 @@ def _check_exact(config: TrainConfig) -> None:
 def is_sync(config: TrainConfig) -> bool:
     """Whether the run collects, then learns; known before the configuration is resolved."""
     return config.mode == "sync" or config.workers == 0 or config.algorithm == "ppo"
-
-
-def check_pair(config: TrainConfig, name: str, needed: str) -> None:
-    """Refuse an option without the one that gives it a meaning."""
-    if getattr(config, name) is not None and getattr(config, needed) is None:
-        raise ConfigError(
-            f"{flag_of(name)} means nothing without {flag_of(needed)}; give both or neither."
-        )
 
 
 def check_sizes(config: TrainConfig) -> None:

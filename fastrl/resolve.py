@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from fastrl.config import TARGETS, TrainConfig, check_pair, check_sizes, is_sync
+from fastrl.config import TARGETS, TrainConfig, check_sizes, is_sync
 from fastrl.envs.spec import EnvSpec
 from fastrl.errors import ConfigError
 from fastrl.preset import Preset, choose_preset, load_preset
@@ -22,8 +22,8 @@ WORKERS_PER_CORE = 2
 MOST_EXTRA = 1.25
 """At most this many times the preset's environments, as far as it may be chosen."""
 
-ENTROPY_FALL = ("entropy_final", "entropy_steps")
-"""Options of the preset that a user's own ``entropy_coef`` sets aside."""
+FALLS = {"entropy_coef": "entropy_final", "target_kl": "target_kl_final"}
+"""What a value falls to: that of the preset is set aside where the user names the value itself."""
 
 LAG_IN_BATCHES = 8
 """Batches that a row may be older than the weights, where ``max_policy_lag`` is not given."""
@@ -42,8 +42,9 @@ def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> T
     values = {
         name: value for name, value in preset.options.items() if getattr(config, name) is None
     }
-    if config.entropy_coef is not None:  # the preset's fall begins at the preset's weight
-        values = {name: value for name, value in values.items() if name not in ENTROPY_FALL}
+    for start, final in FALLS.items():
+        if getattr(config, start) is not None:  # the preset's fall begins at the preset's value
+            values.pop(final, None)
     sync = is_sync(config)
     values["preset"] = preset.name
     values["mode"] = "sync" if sync else "async"
@@ -55,7 +56,12 @@ def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> T
     if config.dtype is None:
         values["dtype"] = _dtype(config, image, sync, bf16_cpu)
     resolved = dataclasses.replace(config, **values)
-    check_pair(resolved, "entropy_steps", "entropy_final")
+    if all(getattr(resolved, final) is None for final in FALLS.values()):
+        if config.anneal_steps is not None:
+            raise ConfigError(
+                "--anneal-steps means nothing without --entropy-final or --target-kl-final."
+            )
+        resolved = dataclasses.replace(resolved, anneal_steps=None)
     if config.batch_size is None:
         every_env = max(1, int(resolved.workers)) * resolved.envs_per_worker
         resolved = dataclasses.replace(resolved, batch_size=every_env * resolved.rollout_length)

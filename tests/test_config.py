@@ -68,11 +68,12 @@ def test_the_preset_follows_the_environment_and_what_it_shows(
     assert (config.preset, config.dtype, config.workers) == (preset, "f32", 4)
     assert config.envs_per_worker == load_preset(preset).num_envs / 4
     unset = {name for name in field_names() if getattr(config, name) is None}
-    assert unset | {"cnn_activation", "initial_std", "entropy_final", "entropy_steps"} == {
+    some = {"cnn_activation", "initial_std", "entropy_final", "target_kl_final", "anneal_steps"}
+    assert unset | some == {
         "stop_at_return", "run_dir", "init_from", "max_episode_steps", "frame_stack",
         "separate_critic", "channels", "initial_std", "image_features", "env_timeout",
-        "milestone_every", "eval_every", "entropy_final", "eval_episodes", "entropy_steps",
-        "cnn_activation",
+        "milestone_every", "eval_every", "entropy_final", "eval_episodes", "anneal_steps",
+        "cnn_activation", "target_kl_final",
     }  # fmt: skip
 
 
@@ -92,19 +93,21 @@ def test_presets_name_existing_options_and_the_user_wins(preset):
     assert resolve(mine, spec("vector"), 2, False).learning_rate == 0.125
 
 
-def test_the_bonus_on_entropy_falls_as_the_preset_has_it_unless_its_start_is_named():
-    def fall(**mine):
+def test_what_falls_in_the_preset_falls_unless_its_start_is_named():
+    def falls(**mine):
         config = TrainConfig(env="x:y", seed=1, preset="atari", **mine)
-        resolved = resolve(config, spec("image"), 2, False)
-        return resolved.entropy_coef, resolved.entropy_final, resolved.entropy_steps
+        now = resolve(config, spec("image"), 2, False)
+        return now.entropy_coef, now.entropy_final, now.target_kl, now.target_kl_final
 
-    assert fall() == (0.01, 0.001, 400_000)
-    assert fall(entropy_steps=10**6) == (0.01, 0.001, 10**6)
-    assert fall(entropy_final=0.0) == (0.01, 0.0, 400_000)
-    assert fall(entropy_coef=0.0) == (0.0, None, None), "it would rise to the preset's 0.001"
-    assert fall(entropy_coef=0.02, entropy_final=0.01) == (0.02, 0.01, None)
-    with pytest.raises(ConfigError, match="--entropy-steps means nothing without --entropy-final"):
-        fall(entropy_coef=0.02, entropy_steps=5)
+    assert falls() == falls(anneal_steps=10**6) == (0.01, 0.001, 0.02, 0.005)
+    assert falls(entropy_final=0.0) == (0.01, 0.0, 0.02, 0.005)
+    assert falls(entropy_coef=0.0) == (0.0, None, 0.02, 0.005), "it would rise to 0.001"
+    assert falls(entropy_coef=0.02, entropy_final=0.01) == (0.02, 0.01, 0.02, 0.005)
+    assert falls(target_kl=0.003) == (0.01, 0.001, 0.003, None)
+    neither = TrainConfig(env="x:y", seed=1, preset="atari", entropy_coef=0.0, target_kl=0.01)
+    assert resolve(neither, spec("image"), 2, False).anneal_steps is None
+    with pytest.raises(ConfigError, match="--anneal-steps means nothing without --entropy-final"):
+        resolve(dataclasses.replace(neither, anneal_steps=5), spec("image"), 2, False)
 
 
 @pytest.mark.parametrize(

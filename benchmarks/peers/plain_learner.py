@@ -4,8 +4,8 @@
 
 One process, one loop: 64 environments of envpool, 64 steps of each, then two epochs of minibatches
 of 512 steps. Pixels are normalised one by one, returns as well, the learning rate follows the
-divergence, and the bonus on entropy falls. The curve goes to the file that ``fastrl-bench learn
---tasks pong --beside`` takes.
+divergence; what that is to be and the bonus on entropy fall. The curve goes to the file that
+``fastrl-bench learn --tasks pong --beside`` takes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WORK = Work(
     epochs=2, value_coef=1.0, max_grad_norm=1.0,
 )  # fmt: skip
 TARGET_KL, FACTOR, TOLERANCE = 0.02, 1.5, 2.0
-ENTROPY_FINAL, ENTROPY_STEPS = 0.001, 400_000
+TARGET_KL_FINAL, ENTROPY_FINAL, ANNEAL_STEPS = 0.005, 0.001, 600_000
 KL_ROWS, MOMENT_ROWS = 256, 256
 RETURN_MEMORY = 64
 """Batches of returns that their statistics remember."""
@@ -146,7 +146,8 @@ def train(seed: int, seconds: float, began: float) -> list[tuple[int, float, flo
         with torch.inference_mode():
             before = agent.outputs(flat_obs[some])[0].clone()
         targets = (returns - agent.mean) / agent.deviation
-        share = min(1.0, steps / ENTROPY_STEPS)
+        share = min(1.0, steps / ANNEAL_STEPS)
+        target_kl = TARGET_KL + share * (TARGET_KL_FINAL - TARGET_KL)
         entropy_coef = work.entropy_coef + share * (ENTROPY_FINAL - work.entropy_coef)
         for _ in range(work.epochs):
             for index in valid[torch.randperm(len(valid))].chunk(work.minibatches):
@@ -166,9 +167,9 @@ def train(seed: int, seconds: float, began: float) -> list[tuple[int, float, flo
         with torch.inference_mode():
             after = agent.outputs(flat_obs[some])[0]
             kl = float((before.exp() * (before - after)).sum(-1).mean())
-        if kl > TARGET_KL * TOLERANCE:
+        if kl > target_kl * TOLERANCE:
             rate = max(1e-6, rate / FACTOR)
-        elif kl < TARGET_KL / TOLERANCE:
+        elif kl < target_kl / TOLERANCE:
             rate = min(1e-2, rate * FACTOR)
         optimizer.param_groups[0]["lr"] = rate
         agent.pixels.merge(flat_obs[valid[torch.randperm(len(valid))[:MOMENT_ROWS]]])

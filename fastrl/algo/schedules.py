@@ -1,5 +1,5 @@
-"""What changes while a run goes on: a learning rate that follows how far the policy moves, and the
-weight of the entropy bonus.
+"""What changes while a run goes on: a learning rate that follows how far the policy moves, how far
+that is to be, and the weight of the entropy bonus.
 
 The first is the rule of Schulman et al. 2017 ("Proximal Policy Optimization Algorithms",
 arXiv:1707.06347, section 4) for the coefficient of a KL penalty, which doubles where the divergence
@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastrl.config import DEFAULT_ENTROPY_STEPS, LearnOptions
+from fastrl.config import DEFAULT_ANNEAL_STEPS, LearnOptions
 
 FACTOR = 1.5
 """The rate is multiplied or divided by this."""
@@ -45,9 +45,19 @@ def adapt_learning_rate(learning_rate: Tensor, kl: Tensor, target: float) -> Ten
 
 
 def entropy_coef(options: LearnOptions, steps: float) -> float:
-    """Weight of the entropy bonus after so many steps: it falls (or rises) linearly from
-    `entropy_coef` to `entropy_final` over `entropy_steps`, and stays."""
-    if options.entropy_final is None:
-        return options.entropy_coef
-    share = min(1.0, steps / (options.entropy_steps or DEFAULT_ENTROPY_STEPS))
-    return options.entropy_coef + share * (options.entropy_final - options.entropy_coef)
+    """Weight of the entropy bonus after so many steps."""
+    return _fallen(options.entropy_coef, options.entropy_final, options, steps)
+
+
+def target_kl(options: LearnOptions, steps: float) -> float:
+    """Divergence that a batch is to come to after so many steps, in nats."""
+    return _fallen(options.target_kl, options.target_kl_final, options, steps)
+
+
+def _fallen(start: float, final: float | None, options: LearnOptions, steps: float) -> float:
+    """Linearly from `start` to `final` over `anneal_steps`, and stays; where there is no `final`
+    it stays at `start`."""
+    if final is None:
+        return start
+    share = min(1.0, steps / (options.anneal_steps or DEFAULT_ANNEAL_STEPS))
+    return start + share * (final - start)

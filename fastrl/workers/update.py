@@ -33,7 +33,7 @@ from fastrl.algo.moments import (
     no_returns,
 )
 from fastrl.algo.optimizers import Adam, Optimizer, RMSProp
-from fastrl.algo.schedules import adapt_learning_rate, entropy_coef
+from fastrl.algo.schedules import adapt_learning_rate, entropy_coef, target_kl
 from fastrl.algo.vtrace import VTraceReturns
 from fastrl.config import LearnOptions, TrainConfig
 from fastrl.envs.spec import EnvSpec
@@ -179,9 +179,8 @@ class Updater:
         if config.lr_schedule != "kl":
             left = 1.0 - progress if config.lr_schedule == "linear" else 1.0
             self._learning_rate.fill_(config.learning_rate * max(0.0, left))
-        self._learn = replace(
-            self._learn, entropy_coef=entropy_coef(config, progress * config.total_steps)
-        )
+        steps_before = progress * config.total_steps
+        self._learn = replace(self._learn, entropy_coef=entropy_coef(config, steps_before))
         metrics = {
             "charts/learning_rate": self._learning_rate.clone(),
             "charts/entropy_coef": torch.tensor(self._learn.entropy_coef),
@@ -217,7 +216,7 @@ class Updater:
             kl = kl.masked_fill(steps.skipped.any(), torch.nan)
             metrics["losses/kl"] = kl
             self._learning_rate.copy_(
-                adapt_learning_rate(self._learning_rate, kl, config.target_kl)
+                adapt_learning_rate(self._learning_rate, kl, target_kl(config, steps_before))
             )
         self._merge_observations(batch, reader, update)
         self._merge_returns()
