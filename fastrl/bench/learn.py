@@ -6,7 +6,8 @@
                    fastrl-eval of its last checkpoint ─▶ mean of 100 fresh episodes
     ─▶ a table per task │ FOLDER/TASK.json, FOLDER/TASK.png │ a section of a page
 
-With ``--redraw`` the runs come from FOLDER/TASK.json, and nothing is trained.
+With ``--redraw`` the runs come from FOLDER/TASK.json, and nothing is trained; ``--add`` puts those
+of other seeds beside them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ import numpy as np
 from fastrl.bench.command import given
 from fastrl.bench.curves import Curve, together
 from fastrl.bench.engine_run import EngineFailed
-from fastrl.bench.learn_run import EVALUATION_EPISODES, Trained, train_task
+from fastrl.bench.learn_run import (
+    EVALUATION_EPISODES,
+    Trained,
+    command_of,
+    train_task,
+    training_of,
+)
 from fastrl.bench.options import LearnOptions
 from fastrl.bench.pages import check_page, replace_section, section_of
 from fastrl.bench.report import Report, Table, machine
@@ -52,7 +59,8 @@ def run(options: LearnOptions) -> int:
     check_page(options.write)
     if options.folder is not None:
         options.folder.mkdir(parents=True, exist_ok=True)
-    stored = {task: _read_runs(task, options.folder) for task in tasks if options.redraw}
+    stored = {task: _read_stored(task, options.folder) for task in tasks if options.redraw}
+    added = _added(tasks, options, {task: runs for task, (runs, *_) in stored.items()})
     kept = True
     for task in tasks:
         others = [other for other in beside if other["env"] == task.env]
@@ -63,6 +71,7 @@ def run(options: LearnOptions) -> int:
         else:
             trained, made = _train(task, options)
             kept = kept and len(trained) == len(options.seeds)
+        trained = sorted([*trained, *added[task]], key=lambda one: one.seed)
         if not trained:
             continue
         report = _report(task, trained, others, made)
@@ -77,7 +86,8 @@ def run(options: LearnOptions) -> int:
                 at = os.path.relpath(plot_path, options.write.parent)
                 picture = f"![learning curves of {task.name}]({at})\n\n"
             words = shlex.join(["fastrl-bench", "learn", *given(options)])
-            notes = [f"drawn anew by `{words}`"] if options.redraw else []
+            notes = _made_elsewhere(trained)
+            notes += [f"drawn anew by `{words}`"] if options.redraw else []
             section = picture + section_of(report, notes)
             replace_section(options.write, f"fastrl-bench learn --tasks {task.name}", section)
         kept = kept and all(one.reaches(task) for one in trained)
@@ -105,7 +115,7 @@ def _train(task: Task, options: LearnOptions) -> tuple[list[Trained], Made]:
     return trained, made
 
 
-def _read_runs(
+def _read_stored(
     task: Task, folder: Path | None
 ) -> tuple[list[Trained], Made, Sequence[dict[str, Any]]]:
     """The runs of a task's JSON file, for another drawing, and what stood beside them.
@@ -115,17 +125,93 @@ def _read_runs(
     if folder is None:
         raise ConfigError("--redraw needs --folder, whose JSON files have the runs.")
     path = folder / f"{task.name}.json"
+    runs, found = _read_runs(path, "--redraw")
+    made = {name: found[name] for name in ("machine", "versions", "date")}
+    return runs, {"flags": shlex.split(found["command"])[2:], **made}, found["beside"]
+
+
+def _read_runs(path: Path, flag: str) -> tuple[list[Trained], dict[str, Any]]:
+    """The runs of a file that `learn` wrote, and all of it; ConfigError where it is another."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         names = ("seed", "command", "goal_seconds", "steps", "stopped_by", "evaluation")
         runs = [
-            Trained(curve=_curve(run), **{name: run[name] for name in names})
+            Trained(curve=_curve(run), made=run.get("made"), **{name: run[name] for name in names})
             for run in found["runs"]
         ]
-        made = {name: found[name] for name in ("machine", "versions", "date")}
-        return runs, {"flags": shlex.split(found["command"])[2:], **made}, found["beside"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--redraw: {path} is no file of runs: {error}.") from error
+        # All of it is read now: after the trainings it would cost them.
+        for made in (found, *(one.made for one in runs if one.made is not None)):
+            _made_by(made)
+        for name in ("task", "beside"):
+            found[name]
+        return runs, found
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{flag}: {path} is no file of runs: {error}.") from error
+
+
+def _made_by(found: dict[str, Any]) -> dict[str, Any]:
+    """Of a file of runs: how they were made."""
+    made = {name: found[name] for name in ("command", "date", "machine", "versions")}
+    _sentence_of(made)
+    return made
+
+
+def _sentence_of(made: dict[str, Any]) -> str:
+    where = made["machine"]
+    return (
+        f"`{made['command']}`, {made['date']}, {where['cpu']}, {where['cores']} cores usable, load "
+        f"{where['load']:.1f} before; "
+        + ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+    )
+
+
+def _made_elsewhere(trained: Sequence[Trained]) -> list[str]:
+    """Which seeds are of other commands."""
+    seeds: dict[str, list[str]] = {}
+    for one in trained:
+        if one.made is not None:
+            seeds.setdefault(_sentence_of(one.made), []).append(str(one.seed))
+    return [
+        f"{'seed' if len(of) == 1 else 'seeds'} {', '.join(of)}: {made}"
+        for made, of in seeds.items()
+    ]
+
+
+def _added(
+    tasks: Sequence[Task], options: LearnOptions, stored: dict[Task, list[Trained]]
+) -> dict[Task, list[Trained]]:
+    """The runs of --add, by task. Raises ConfigError where they cannot stand beside the others."""
+    added: dict[Task, list[Trained]] = {task: [] for task in tasks}
+    for path in options.add:
+        runs, found = _read_runs(path, "--add")
+        task = TASKS.get(str(found["task"]))
+        if task is None or task not in added:
+            raise ConfigError(
+                f"--add: {path} has runs of {shown(found['task'])}, which --tasks does not name."
+            )
+        before = stored.get(task, [])
+        seeds = {one.seed for one in [*before, *added[task]]}
+        seeds |= set(() if options.redraw else options.seeds)
+        for one in runs:
+            if one.seed in seeds:
+                raise ConfigError(f"--add: {path} has seed {one.seed}, which is there already.")
+            expected = command_of(training_of(task, one.seed, options.flags))
+            if before:
+                expected = _with_seed(before[0], one.seed)
+            if one.command != expected:
+                raise ConfigError(
+                    f"--add: {path} has another training, {one.command}, than {expected}."
+                )
+        added[task] += [
+            one if one.made is not None else dataclasses.replace(one, made=_made_by(found))
+            for one in runs
+        ]
+    return added
+
+
+def _with_seed(one: Trained, seed: int) -> str:
+    """The command of a run as it would be with another seed."""
+    return one.command.replace(f"--seed {one.seed} ", f"--seed {seed} ", 1)
 
 
 def _tasks(options: LearnOptions) -> list[Task]:
@@ -235,6 +321,7 @@ def _report(
                 "evaluation": {k: v for k, v in one.evaluation.items() if k not in HERE_ALONE},
                 "kept": one.reaches(task),
                 "curve": one.curve.as_json(),
+                **({} if one.made is None else {"made": one.made}),
             }
             for one in trained
         ],

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,9 @@ class Trained:
     stopped_by: str
     evaluation: dict[str, Any]
     """What `fastrl-eval --json` says of the final checkpoint."""
+    made: dict[str, Any] | None = None
+    """The command of `fastrl-bench` that made it, its date, machine and versions, where that is not
+    the present one."""
 
     def reaches(self, task: Task) -> bool:
         """Whether it kept all that the task asks for."""
@@ -52,23 +56,33 @@ class Trained:
         return in_time and self.evaluation["mean"] >= task.least_evaluation
 
 
-def train_task(task: Task, seed: int, patience: float, flags: tuple[str, ...]) -> Trained:
-    """Train one seed to its goal or last step, or until it has had `patience` times its time, and
-    evaluate it.
-
-    Raises EngineFailed where a command fails.
-    """
-    shown = [
+def training_of(task: Task, seed: int, flags: tuple[str, ...]) -> list[str]:
+    """What says what is trained, and until when: flags of `fastrl-train`."""
+    return [
         *("--env", task.env, "--seed", str(seed)),
         *([] if task.stop_at is None else ["--stop-at-return", f"{task.stop_at:g}"]),
         *("--total-steps", str(task.max_steps)),
         *task.flags,
         *flags,
     ]
+
+
+def command_of(training: Sequence[str]) -> str:
+    """What of a command is shown and kept."""
+    return " ".join(["fastrl-train", *training])
+
+
+def train_task(task: Task, seed: int, patience: float, flags: tuple[str, ...]) -> Trained:
+    """Train one seed to its goal or last step, or until it has had `patience` times its time, and
+    evaluate it.
+
+    Raises EngineFailed where a command fails.
+    """
+    training = training_of(task, seed, flags)
     with tempfile.TemporaryDirectory(prefix="fastrl-learn-") as folder:
         run = Path(folder) / "run"
         own = ["--run-dir", str(run), "--log-every", "1"]
-        watch = _Watch(command_line("fastrl-train", *own, *shown))
+        watch = _Watch(command_line("fastrl-train", *own, *training))
         code = watch.wait(patience * task.seconds)
         if code not in (0, 128 + signal.SIGINT):
             raise EngineFailed(
@@ -82,7 +96,7 @@ def train_task(task: Task, seed: int, patience: float, flags: tuple[str, ...]) -
         curve = curve_of(records)
         return Trained(
             seed,
-            "fastrl-train " + " ".join(shown),
+            command_of(training),
             watch.whole(curve, int(records[-1]["steps"])),
             watch.goal_seconds,
             int(records[-1]["steps"]),

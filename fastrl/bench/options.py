@@ -219,6 +219,9 @@ class LearnOptions:
     redraw: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Train nothing: the runs are those of --folder's JSON files, with their command and machine,
     and so is what stood beside them, but for what --beside names anew."""
+    add: tuple[Path, ...] = ()
+    """JSON files as --folder gets them, of the same training with other seeds: theirs are shown as
+    well, with the command that made them, and stay in --folder's file."""
     write: Path | None = None
     """Markdown page whose section of each task is replaced by the result; it shows the PNGs."""
     flags: EngineFlags = ()

@@ -27,7 +27,8 @@ from fastrl.envs.registry import check_name
 from fastrl.errors import ConfigError
 from fastrl.models.config import ModelConfig
 from fastrl.option_types import flag_of, shown
-from fastrl.resolve import LAG_IN_BATCHES, default_groups, versions_per_batch
+from fastrl.preset import load_preset
+from fastrl.resolve import FALLS, LAG_IN_BATCHES, default_groups, versions_per_batch
 from fastrl.workers.machine import available_cores
 
 NAME_MAX = 255
@@ -223,6 +224,7 @@ def _go_on(
     # What was derived from an option that is another now is derived again.
     if "algorithm" in changed:
         changed.setdefault("targets", None)
+    changed |= _falls_anew(stored, config, given)
     every_env = max(1, int(stored.workers)) * stored.envs_per_worker
     sizes = {"mode", "workers", "groups_per_worker", "envs_per_worker", "rollout_length"}
     if changed.keys() & sizes and stored.batch_size == every_env * stored.rollout_length:
@@ -236,6 +238,24 @@ def _go_on(
         # In sync nothing is chosen by measurement, which the stored one may have been.
         changed.setdefault("dtype", None)
     return check(dataclasses.replace(stored, **changed, run_dir=path, resume=config.resume))
+
+
+def _falls_anew(stored: TrainConfig, config: TrainConfig, given: Collection[str]) -> dict[str, Any]:
+    """What falls to a value of the preset's stays where it is named, as at a first start."""
+    finals = {
+        name: getattr(config, name) if name in given else getattr(stored, name)
+        for name in FALLS.values()
+    }
+    of_preset = load_preset(stored.preset).options
+    aside = {
+        final: None
+        for start, final in FALLS.items()
+        if start in given and final not in given and finals[final] == of_preset.get(final)
+    }
+    none_left = all(value is None for value in (finals | aside).values())
+    if aside and none_left and "anneal_steps" not in given:
+        return {**aside, "anneal_steps": None}
+    return aside
 
 
 def _groups_anew(stored: TrainConfig, changed: dict[str, Any]) -> dict[str, Any]:

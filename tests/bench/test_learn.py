@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from pathlib import Path
@@ -13,7 +14,7 @@ from outputs import refusal
 from fastrl.bench import learn, learn_run
 from fastrl.bench.curves import Curve
 from fastrl.bench.engine_run import EngineFailed
-from fastrl.bench.learn_run import Trained
+from fastrl.bench.learn_run import Trained, command_of, training_of
 from fastrl.bench.tasks import TASKS
 from fastrl.cli import bench_main
 
@@ -140,6 +141,60 @@ def test_runs_are_drawn_again_beside_others_without_training(tmp_path, monkeypat
         assert "--redraw trains nothing; leave out" in refusal(capsys, *again, *flags)
     path.write_text("{}")
     assert "cartpole.json is no file of runs" in refusal(capsys, *again)
+
+
+def test_seeds_of_an_earlier_command_stand_beside_those_of_a_later_one(
+    tmp_path, monkeypatch, capsys
+):
+    def train(task, seed, patience, flags):
+        one = made_up(task, seed, 12.0, 470.0)
+        return dataclasses.replace(one, command=command_of(training_of(task, seed, flags)))
+
+    monkeypatch.setattr(learn, "train_task", train)
+    folder, page = tmp_path / "folder", tmp_path / "page.md"
+    learn_it = ["learn", "--tasks", "cartpole", "--folder", str(folder), "--write", str(page)]
+    assert bench_main([*learn_it, "--seeds", "5", "3"]) == 0
+    path, earlier = folder / "cartpole.json", tmp_path / "earlier.json"
+    earlier.write_text(path.read_text().replace('"load": ', '"load": 7'))
+    more = [*learn_it, "--seeds", "4", "--add", str(earlier)]
+    assert bench_main(more) == 0
+    text = page.read_text()
+    assert "- seeds 3, 5: `fastrl-bench learn --tasks cartpole --seeds 5 3 --folder" in text
+    rows = [line for line in text.splitlines() if line.endswith("| kept |")]
+    assert [row.split()[1] for row in rows] == ["3", "4", "5"]
+    # A later drawing has them from the one file, whatever is added to it.
+    earlier.unlink()
+    two = tmp_path / "two.json"
+    values = json.loads(path.read_text())
+    values["runs"] = [
+        dict(values["runs"][1], seed=8, command=train(TASKS["cartpole"], 8, 1, ()).command)
+    ]
+    two.write_text(json.dumps(values))
+    redraw = ["learn", "--redraw", *learn_it[1:]]
+    assert bench_main([*redraw, "--add", str(two)]) == 0
+    runs = json.loads(path.read_text())["runs"]
+    assert [(run["seed"], "made" in run) for run in runs] == [
+        (3, True), (4, False), (5, True), (8, True),
+    ]  # fmt: skip
+    assert "- seed 8: `fastrl-bench learn" in page.read_text()
+    assert bench_main(redraw) == 0
+    assert json.loads(path.read_text())["runs"] == runs
+    capsys.readouterr()
+    # What cannot stand beside the others is refused before anything is trained.
+    monkeypatch.delattr(learn, "train_task")
+    refused = [
+        ([*redraw, "--add", str(two)], "has seed 8, which is there already"),
+        ([*learn_it, "--seeds", "8", "--add", str(two)], "has seed 8, which is there already"),
+        ([*learn_it, "--add", str(two), str(two)], "has seed 8, which is there already"),
+        ([*learn_it, "--add", str(two), "--", "--epochs", "1"], "has another training"),
+        (["learn", "--tasks", "acrobot", "--add", str(two)], "which --tasks does not name"),
+        ([*learn_it, "--add", str(page)], "page.md is no file of runs"),
+    ]
+    for flags, sentence in refused:
+        assert sentence in refusal(capsys, *flags)
+    for broken in ({"made": {}}, {"made": 3}, {"made": {**values, "machine": {}}}):
+        two.write_text(json.dumps({**values, "runs": [{**values["runs"][0], **broken}]}))
+        assert "is no file of runs" in refusal(capsys, *learn_it, "--add", str(two))
 
 
 @pytest.mark.parametrize("task", sorted(path.stem for path in RESULTS.glob("*.json")))

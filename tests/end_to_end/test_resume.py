@@ -198,6 +198,29 @@ def test_what_follows_from_a_changed_option_is_derived_anew(tmp_path, given, exp
 
 
 @pytest.mark.parametrize(
+    "first, given, expected",
+    [
+        ({}, {}, (0.01, 0.001, 0.02, 0.005, 600_000)),
+        ({}, {"entropy_coef": 0.02}, (0.02, None, 0.02, 0.005, 600_000)),
+        ({}, {"entropy_coef": 0.01}, (0.01, None, 0.02, 0.005, 600_000)),
+        ({}, {"entropy_coef": 0.02, "entropy_final": 0.001}, (0.02, 0.001, 0.02, 0.005, 600_000)),
+        ({}, {"entropy_coef": 0.0, "target_kl": 0.003}, (0.0, None, 0.003, None, None)),
+        ({"entropy_final": 0.002}, {"entropy_coef": 0.02}, (0.02, 0.002, 0.02, 0.005, 600_000)),
+        ({"entropy_final": 0.0}, {"target_kl": 0.01}, (0.01, 0.0, 0.01, None, 600_000)),
+    ],
+)
+def test_a_resumed_run_sets_its_presets_fall_aside_as_a_new_one_does(
+    tmp_path, first, given, expected
+):
+    run = train(tmp_path / "run", total_steps=1, preset="atari", **first)
+    spec = describe(SMALL["env"], EnvOptions())
+    asked = TrainConfig(run_dir=run, resume="must", **given)
+    config = resolve(choose_run_folder(asked, [*given, "resume"]).config, spec, 2, bf16_cpu=False)
+    names = ("entropy_coef", "entropy_final", "target_kl", "target_kl_final", "anneal_steps")
+    assert tuple(getattr(config, name) for name in names) == expected
+
+
+@pytest.mark.parametrize(
     "stored, given, groups",
     [
         ({"workers": 2, "envs_per_worker": 4}, {"mode": "async", "workers": 8}, 1),
