@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -75,7 +76,8 @@ def config_of(spec: EnvSpec, device: str, dtype: str) -> TrainConfig:
         device=device,
         dtype=dtype,
     )
-    return resolve(config, spec, cores=1, bf16_cpu=False)
+    # Compared as well; continuous actions are not refused here, it adds 0 to their loss.
+    return replace(resolve(config, spec, cores=1, bf16_cpu=False), barrier_coef=0.02)
 
 
 @contextlib.contextmanager
@@ -234,22 +236,25 @@ def check_losses(device: str) -> Outcome:
 
 def _loss_terms(device: str) -> list[Tensor]:
     rows = synthetic_rollout(device)
-    inputs = [rows["log_prob"], rows["entropy"], rows["value"][:-1]]
+    names = ("log_prob", "entropy", "value", "kl_from_uniform")
+    inputs = [rows[name][: len(rows["entropy"])] for name in names]
     inputs = [tensor.clone().requires_grad_() for tensor in inputs]
     ratio = (rows["log_prob"] - rows["behaviour"]).exp()
     trace = [rows[n] for n in ("reward", "value", "terminated", "truncated", "ignored")]
     rest = (rows["weight"], rows["ignored"])
-    coefficients = {"value_coef": 0.5, "entropy_coef": 0.01}
+    more = {
+        "value_coef": 0.5, "entropy_coef": 0.01, "kl_from_uniform": inputs[3], "barrier_coef": 0.02
+    }  # fmt: skip
     appo = appo_loss(
-        *inputs,
+        *inputs[:3],
         rows["behaviour"],
         vtrace_appo(ratio, *trace, gamma=0.99),
         *rest,
         clip=0.2,
-        **coefficients,
+        **more,
     )
     impala = impala_loss(
-        *inputs, rows["behaviour"], vtrace_impala(ratio, *trace, gamma=0.99), *rest, **coefficients
+        *inputs[:3], rows["behaviour"], vtrace_impala(ratio, *trace, gamma=0.99), *rest, **more
     )
     terms: list[Tensor] = []
     for loss in (appo, impala):

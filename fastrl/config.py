@@ -160,8 +160,8 @@ class LearnOptions:
     """What --target-kl falls to, linearly over --anneal-steps. Unset: the preset's, but where
     --target-kl is given it stays."""
     anneal_steps: int | None = None
-    """Steps over which --target-kl-final and --entropy-final are reached. Unset: the preset's, else
-    1,000,000."""
+    """Steps over which --target-kl-final, --entropy-final and --barrier-final are reached. Unset:
+    the preset's, else 1,000,000."""
     adam_eps: float = 1e-5
     """Adam's epsilon."""
     rmsprop_eps: float = 0.1
@@ -188,6 +188,11 @@ class LearnOptions:
     entropy_final: float | None = None
     """Weight that the entropy bonus falls to, linearly over --anneal-steps. Unset: the preset's,
     but where --entropy-coef is given it stays."""
+    barrier_coef: float = UNSET
+    """Weight of the log barrier, KL(uniform‖policy): keeps every discrete action possible."""
+    barrier_final: float | None = None
+    """Weight that the log barrier falls to, linearly over --anneal-steps. Unset: the preset's, but
+    where --barrier-coef is given it stays."""
     value_coef: float = UNSET
     """Weight of the value loss."""
     normalize_advantage: bool = True
@@ -317,6 +322,8 @@ _RANGES: list[tuple[str, float, bool, float]] = [
     ("clip", 0, False, 10),
     ("entropy_coef", 0, True, 1e6),
     ("entropy_final", 0, True, 1e6),
+    ("barrier_coef", 0, True, 1e6),
+    ("barrier_final", 0, True, 1e6),
     ("value_coef", 0, True, 1e6),
     ("max_policy_lag", 0, True, 10**9),
     ("initial_std", 1e-3, True, 1e3),

@@ -22,7 +22,11 @@ WORKERS_PER_CORE = 2
 MOST_EXTRA = 1.25
 """At most this many times the preset's environments, as far as it may be chosen."""
 
-FALLS = {"entropy_coef": "entropy_final", "target_kl": "target_kl_final"}
+FALLS = {
+    "entropy_coef": "entropy_final",
+    "barrier_coef": "barrier_final",
+    "target_kl": "target_kl_final",
+}
 """What a value falls to: that of the preset is set aside where the user names the value itself."""
 
 LAG_IN_BATCHES = 8
@@ -45,6 +49,11 @@ def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> T
     for start, final in FALLS.items():
         if getattr(config, start) is not None:  # the preset's fall begins at the preset's value
             values.pop(final, None)
+    if config.barrier_coef and all(leaf.kind == "continuous" for leaf in spec.action.values()):
+        raise ConfigError(
+            f"--barrier-coef is {config.barrier_coef}, but it keeps choices among discrete actions "
+            "possible, and the actions here are continuous; leave it out."
+        )
     sync = is_sync(config)
     values["preset"] = preset.name
     values["mode"] = "sync" if sync else "async"
@@ -59,7 +68,8 @@ def resolve(config: TrainConfig, spec: EnvSpec, cores: int, bf16_cpu: bool) -> T
     if all(getattr(resolved, final) is None for final in FALLS.values()):
         if config.anneal_steps is not None:
             raise ConfigError(
-                "--anneal-steps means nothing without --entropy-final or --target-kl-final."
+                "--anneal-steps means nothing without --entropy-final, --barrier-final or "
+                "--target-kl-final."
             )
         resolved = dataclasses.replace(resolved, anneal_steps=None)
     if config.batch_size is None:

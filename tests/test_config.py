@@ -68,12 +68,12 @@ def test_the_preset_follows_the_environment_and_what_it_shows(
     assert (config.preset, config.dtype, config.workers) == (preset, "f32", 4)
     assert config.envs_per_worker == load_preset(preset).num_envs / 4
     unset = {name for name in field_names() if getattr(config, name) is None}
-    some = {"cnn_activation", "initial_std", "entropy_final", "target_kl_final", "anneal_steps"}
-    assert unset | some == {
+    falls = {"entropy_final", "barrier_final", "target_kl_final", "anneal_steps"}
+    assert unset | falls | {"cnn_activation", "initial_std"} == {
         "stop_at_return", "run_dir", "init_from", "max_episode_steps", "frame_stack",
         "separate_critic", "channels", "initial_std", "image_features", "env_timeout",
         "milestone_every", "eval_every", "entropy_final", "eval_episodes", "anneal_steps",
-        "cnn_activation", "target_kl_final",
+        "cnn_activation", "target_kl_final", "barrier_final",
     }  # fmt: skip
 
 
@@ -99,15 +99,37 @@ def test_what_falls_in_the_preset_falls_unless_its_start_is_named():
         now = resolve(config, spec("image"), 2, False)
         return now.entropy_coef, now.entropy_final, now.target_kl, now.target_kl_final
 
+    def barrier(**mine):
+        config = TrainConfig(env="x:y", seed=1, preset="atari", **mine)
+        now = resolve(config, spec("image"), 2, False)
+        return now.barrier_coef, now.barrier_final
+
     assert falls() == falls(anneal_steps=10**6) == (0.01, 0.001, 0.02, 0.005)
     assert falls(entropy_final=0.0) == (0.01, 0.0, 0.02, 0.005)
     assert falls(entropy_coef=0.0) == (0.0, None, 0.02, 0.005), "it would rise to 0.001"
     assert falls(entropy_coef=0.02, entropy_final=0.01) == (0.02, 0.01, 0.02, 0.005)
     assert falls(target_kl=0.003) == (0.01, 0.001, 0.003, None)
-    neither = TrainConfig(env="x:y", seed=1, preset="atari", entropy_coef=0.0, target_kl=0.01)
+    assert barrier() == barrier(entropy_coef=0.0) == (0.02, 0.002)
+    assert barrier(barrier_coef=0.01) == (0.01, None)
+    assert barrier(barrier_final=0.0) == (0.02, 0.0)
+    neither = TrainConfig(
+        env="x:y", seed=1, preset="atari", entropy_coef=0.0, barrier_coef=0.0, target_kl=0.01
+    )
     assert resolve(neither, spec("image"), 2, False).anneal_steps is None
     with pytest.raises(ConfigError, match="--anneal-steps means nothing without --entropy-final"):
         resolve(dataclasses.replace(neither, anneal_steps=5), spec("image"), 2, False)
+
+
+def test_a_barrier_is_for_discrete_actions():
+    bounds = {"low": (-1.0,), "high": (1.0,)}
+    action = ActionSpec("continuous", (1,), "float32", "float32", **bounds)
+    continuous = dataclasses.replace(spec("vector"), action={"action": action})
+    with pytest.raises(ConfigError, match=r"--barrier-coef is 0.01, but .* continuous"):
+        resolve(TrainConfig(env="x:y", seed=1, barrier_coef=0.01), continuous, 2, False)
+    off = TrainConfig(env="x:y", seed=1, barrier_coef=0.0)
+    assert resolve(off, continuous, 2, False).barrier_coef == 0.0
+    of_preset = TrainConfig(env="x:y", seed=1, preset="atari")
+    assert resolve(of_preset, continuous, 2, False).barrier_coef == 0.02, "of no effect, no error"
 
 
 @pytest.mark.parametrize(

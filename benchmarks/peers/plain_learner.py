@@ -4,8 +4,8 @@
 
 One process, one loop: 64 environments of envpool, 64 steps of each, then two epochs of minibatches
 of 512 steps. Pixels are normalised one by one, returns as well, the learning rate follows the
-divergence; what that is to be and the bonus on entropy fall. The curve goes to the file that
-``fastrl-bench learn --tasks pong --beside`` takes.
+divergence; what that is to be, the bonus on entropy and the log barrier fall. The curve goes to the
+file that ``fastrl-bench learn --tasks pong --beside`` takes.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ WORK = Work(
 )  # fmt: skip
 TARGET_KL, FACTOR, TOLERANCE = 0.02, 1.5, 2.0
 TARGET_KL_FINAL, ENTROPY_FINAL, ANNEAL_STEPS = 0.005, 0.001, 600_000
+BARRIER_COEF, BARRIER_FINAL = 0.02, 0.002
 KL_ROWS, MOMENT_ROWS = 256, 256
 RETURN_MEMORY = 64
 """Batches of returns that their statistics remember."""
@@ -149,6 +150,7 @@ def train(seed: int, seconds: float, began: float) -> list[tuple[int, float, flo
         share = min(1.0, steps / ANNEAL_STEPS)
         target_kl = TARGET_KL + share * (TARGET_KL_FINAL - TARGET_KL)
         entropy_coef = work.entropy_coef + share * (ENTROPY_FINAL - work.entropy_coef)
+        barrier_coef = BARRIER_COEF + share * (BARRIER_FINAL - BARRIER_COEF)
         for _ in range(work.epochs):
             for index in valid[torch.randperm(len(valid))].chunk(work.minibatches):
                 log_probs, value = agent.outputs(flat_obs[index])
@@ -159,7 +161,9 @@ def train(seed: int, seconds: float, began: float) -> list[tuple[int, float, flo
                 policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
                 value_loss = 0.5 * (value - targets[index]).square().mean()
                 entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
+                barrier = -log_probs.mean(-1).mean()  # KL(uniform, policy) but for a constant
                 loss = policy_loss + work.value_coef * value_loss - entropy_coef * entropy
+                loss = loss + barrier_coef * barrier
                 optimizer.zero_grad()
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(agent.parameters(), work.max_grad_norm)

@@ -23,6 +23,7 @@ from fastrl.algo.losses import (
     count_valid,
     diagnostics,
     importance_log_ratio,
+    log_barrier,
     mean_over_valid,
     normalise_advantage,
     squared_value_error,
@@ -56,6 +57,8 @@ def loss(rows: LossRows, options: LearnOptions) -> LossTerms:
         clip=options.clip,
         value_coef=options.value_coef,
         entropy_coef=options.entropy_coef,
+        kl_from_uniform=rows.kl_from_uniform,
+        barrier_coef=options.barrier_coef,
         rho_bar=options.rho_bar,
         normalise=options.normalize_advantage,
     )
@@ -76,8 +79,10 @@ def appo_loss(
     rho_bar: float = 1.0,
     normalise: bool = True,
     proximal_log_prob: Tensor | None = None,
+    kl_from_uniform: Tensor | None = None,
+    barrier_coef: float = 0.0,
 ) -> LossTerms:
-    """Clipped surrogate, value error and entropy of one minibatch.
+    """Clipped surrogate, value error, entropy and log barrier of one minibatch.
 
     Args:
         log_prob: f32 [T, B], log π(a) of the current policy, with gradient.
@@ -94,6 +99,8 @@ def appo_loss(
         normalise: whether advantages are normalised over the kept rows.
         proximal_log_prob: f32 [T, B], log π'(a), without gradient, of a policy to clip around in
             place of μ: the surrogate is min(ρ̄, π'/μ)·min(w·A, clip(w)·A) with w = π/π'.
+        kl_from_uniform: f32 [T, B], with gradient; None without a barrier.
+        barrier_coef: factor of the log barrier.
     """
     num_valid = count_valid(ignored)
     unused = weight == 0
@@ -107,11 +114,13 @@ def appo_loss(
     policy_loss = clipped_surrogate(ratio, advantage, weight, num_valid, clip)
     value_loss = squared_value_error(value, returns.vs, weight, num_valid)
     entropy = mean_over_valid(entropy, weight, num_valid)
+    penalty, barrier = log_barrier(kl_from_uniform, weight, num_valid, barrier_coef)
     return LossTerms(
-        policy_loss + value_coef * value_loss - entropy_coef * entropy,
+        policy_loss + value_coef * value_loss - entropy_coef * entropy + penalty,
         policy_loss.detach(),
         value_loss.detach(),
         entropy.detach(),
+        barrier,
         *diagnostics(
             log_ratio.detach(),
             ratio.detach(),

@@ -20,6 +20,7 @@ from fastrl.algo.losses import (
     diagnostics,
     impala_policy_gradient,
     importance_log_ratio,
+    log_barrier,
     mean_over_valid,
     squared_value_error,
 )
@@ -50,6 +51,8 @@ def loss(rows: LossRows, options: LearnOptions) -> LossTerms:
         rows.ignored,
         value_coef=options.value_coef,
         entropy_coef=options.entropy_coef,
+        kl_from_uniform=rows.kl_from_uniform,
+        barrier_coef=options.barrier_coef,
         rho_bar=options.rho_bar,
     )
 
@@ -66,8 +69,10 @@ def impala_loss(
     value_coef: float,
     entropy_coef: float,
     rho_bar: float = 1.0,
+    kl_from_uniform: Tensor | None = None,
+    barrier_coef: float = 0.0,
 ) -> LossTerms:
-    """IMPALA's policy gradient, value error and entropy of one minibatch.
+    """IMPALA's policy gradient, value error, entropy and log barrier of one minibatch.
 
     Arguments as in `appo_loss`, with `returns` from `vtrace_impala`. Advantages are not normalised.
     """
@@ -78,11 +83,13 @@ def impala_loss(
     policy_loss = impala_policy_gradient(log_prob, returns.advantage, weight, num_valid)
     value_loss = squared_value_error(value, returns.vs, weight, num_valid)
     entropy = mean_over_valid(entropy, weight, num_valid)
+    penalty, barrier = log_barrier(kl_from_uniform, weight, num_valid, barrier_coef)
     return LossTerms(
-        policy_loss + value_coef * value_loss - entropy_coef * entropy,
+        policy_loss + value_coef * value_loss - entropy_coef * entropy + penalty,
         policy_loss.detach(),
         value_loss.detach(),
         entropy.detach(),
+        barrier,
         *diagnostics(
             log_ratio,
             torch.ones_like(log_ratio),

@@ -56,16 +56,21 @@ class LossRows(NamedTuple):
     """bool."""
     proximal_log_prob: Tensor | None = None
     """f32, log π(a) of the policy around which the surrogate clips; None: of the behaviour."""
+    kl_from_uniform: Tensor | None = None
+    """f32, KL(uniform‖π), with gradient; None where the barrier has no weight."""
 
 
 class LossTerms(NamedTuple):
     """The loss to minimise and what is worth plotting about it; all 0-dimensional f32."""
 
     loss: Tensor
-    """policy_loss + value_coef·value_loss - entropy_coef·entropy; the only one with a gradient."""
+    """policy_loss + value_coef·value_loss - entropy_coef·entropy + barrier_coef·barrier; the only
+    one with a gradient."""
     policy_loss: Tensor
     value_loss: Tensor
     entropy: Tensor
+    barrier: Tensor
+    """Mean of KL(uniform‖π); NaN where it has no weight: not to be plotted."""
     approx_kl: Tensor
     """KL(μ‖π) by the k3 estimator (w - 1) - log w (Schulman 2020), 0 or more."""
     clipfrac: Tensor
@@ -112,6 +117,22 @@ def impala_policy_gradient(
 def squared_value_error(value: Tensor, target: Tensor, weight: Tensor, num_valid: Tensor) -> Tensor:
     """½·(v - target)²."""
     return 0.5 * mean_over_valid((value - target).square(), weight, num_valid)
+
+
+def log_barrier(
+    kl_from_uniform: Tensor | None, weight: Tensor, num_valid: Tensor, coef: float
+) -> tuple[Tensor, Tensor]:
+    """coef·KL(uniform‖π), and the mean of KL(uniform‖π) itself without gradient; 0 and NaN for
+    None. After Agarwal et al. 2021 ("On the theory of policy gradient methods", arXiv:1908.00261,
+    section 5.2).
+
+    The bonus on entropy is not enough to bring an action back: its gradient by a logit vanishes
+    with the action's probability p, as the surrogate's does. This one's is p - 1/n.
+    """
+    if kl_from_uniform is None:
+        return num_valid.new_zeros(()), num_valid.new_full((), torch.nan)
+    barrier = mean_over_valid(kl_from_uniform, weight, num_valid)
+    return coef * barrier, barrier.detach()
 
 
 def normalise_advantage(advantage: Tensor, weight: Tensor, eps: float = 1e-8) -> Tensor:

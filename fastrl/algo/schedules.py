@@ -1,5 +1,5 @@
 """What changes while a run goes on: a learning rate that follows how far the policy moves, how far
-that is to be, and the weight of the entropy bonus.
+that is to be, and the weights of the entropy bonus and of the log barrier.
 
 The first is the rule of Schulman et al. 2017 ("Proximal Policy Optimization Algorithms",
 arXiv:1707.06347, section 4) for the coefficient of a KL penalty, which doubles where the divergence
@@ -47,6 +47,11 @@ def adapt_learning_rate(learning_rate: Tensor, kl: Tensor, target: float) -> Ten
 def entropy_coef(options: LearnOptions, steps: float) -> float:
     """Weight of the entropy bonus after so many steps."""
     return _fallen(options.entropy_coef, options.entropy_final, options, steps)
+
+
+def barrier_coef(options: LearnOptions, steps: float) -> float:
+    """Weight of the log barrier after so many steps."""
+    return _fallen(options.barrier_coef, options.barrier_final, options, steps)
 
 
 def target_kl(options: LearnOptions, steps: float) -> float:

@@ -42,6 +42,7 @@ def synthetic_rollout(device: str) -> dict[str, Tensor]:
         "log_prob": rng.normal(-1.0, 0.3, (T, B)),
         "behaviour": rng.normal(-1.0, 0.3, (T, B)),
         "entropy": rng.random((T, B)),
+        "kl_from_uniform": rng.random((T, B)),
         "reward": rng.normal(size=(T, B)),
         "value": rng.normal(size=(T + 1, B)),
         "weight": kept,

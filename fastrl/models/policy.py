@@ -273,6 +273,18 @@ class ActorCritic(nn.Module):
             [dist.kl(old_params[key], new_params[key]) for key, dist in self.distributions.items()]
         )
 
+    def kl_from_uniform(self, output: PolicyOutput) -> Tensor:
+        """KL(u‖π) in nats, f32 [N], summed over leaves.
+
+        u chooses equally among what is allowed; a continuous leaf adds 0.
+
+        Args:
+            output: what `forward` or `heads` gave for these rows, with the masks they had.
+        """
+        return _total(
+            [dist.kl_from_uniform(output.params[key]) for key, dist in self.distributions.items()]
+        )
+
     def normalize_returns(self, returns: Tensor) -> Tensor:
         """What `normalized_value` is to be, for targets f32 of any shape in units of reward.
 

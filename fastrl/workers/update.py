@@ -33,7 +33,7 @@ from fastrl.algo.moments import (
     no_returns,
 )
 from fastrl.algo.optimizers import Adam, Optimizer, RMSProp
-from fastrl.algo.schedules import adapt_learning_rate, entropy_coef, target_kl
+from fastrl.algo.schedules import adapt_learning_rate, barrier_coef, entropy_coef, target_kl
 from fastrl.algo.vtrace import VTraceReturns
 from fastrl.config import LearnOptions, TrainConfig
 from fastrl.envs.spec import EnvSpec
@@ -180,11 +180,17 @@ class Updater:
             left = 1.0 - progress if config.lr_schedule == "linear" else 1.0
             self._learning_rate.fill_(config.learning_rate * max(0.0, left))
         steps_before = progress * config.total_steps
-        self._learn = replace(self._learn, entropy_coef=entropy_coef(config, steps_before))
+        self._learn = replace(
+            self._learn,
+            entropy_coef=entropy_coef(config, steps_before),
+            barrier_coef=barrier_coef(config, steps_before),
+        )
         metrics = {
             "charts/learning_rate": self._learning_rate.clone(),
             "charts/entropy_coef": torch.tensor(self._learn.entropy_coef),
         }
+        if self._learn.barrier_coef:
+            metrics["charts/barrier_coef"] = torch.tensor(self._learn.barrier_coef)
         kl_rows = self._kl_rows(batch, reader, update) if config.lr_schedule == "kl" else None
         before = None if kl_rows is None else self._policy_params(reader, kl_rows)
         self._ratio_error = None
@@ -348,6 +354,9 @@ class Updater:
         else:
             returns, proximal = self._of_batch.at(index.to(device, non_blocking=True))
         network = self.network
+        barrier = None  # 0 times an infinite divergence would be NaN
+        if self._learn.barrier_coef:
+            barrier = network.kl_from_uniform(output).view(T, B)
         looked_at = LossRows(
             log_prob,
             entropy,
@@ -357,6 +366,7 @@ class Updater:
             weight,
             ignored,
             proximal,
+            barrier,
         )
         terms = self._algorithm.loss(looked_at, self._learn)
         return Pass(
@@ -450,6 +460,7 @@ METRICS = {
     "losses/policy_loss": "policy_loss",
     "losses/value_loss": "value_loss",
     "losses/entropy": "entropy",
+    "losses/barrier": "barrier",
     "losses/approx_kl": "approx_kl",
     "losses/clipfrac": "clipfrac",
     "losses/explained_variance": "explained_variance",

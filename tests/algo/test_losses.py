@@ -16,7 +16,7 @@ from fastrl.algo.losses import (
 from fastrl.algo.vtrace import VTraceReturns, vtrace_appo, vtrace_impala
 from fastrl.models.distributions import Categorical
 
-COEFFICIENTS = {"value_coef": 0.5, "entropy_coef": 0.01}
+COEFFICIENTS = {"value_coef": 0.5, "entropy_coef": 0.01, "barrier_coef": 0.02}
 
 
 class Batch:
@@ -40,7 +40,7 @@ class Batch:
         self.ignored[4, 0] = self.ignored[5, 2] = self.ignored[0, 4] = True
         self.too_old = torch.zeros(rows, columns, dtype=torch.bool)
 
-    def loss(self, kind="appo", proximal=None):
+    def loss(self, kind="appo", proximal=None, barrier=True):
         """The loss terms and the gradients of the two weight matrices."""
         policy_weight = self.policy_weight.clone().requires_grad_()
         value_weight = self.value_weight.clone().requires_grad_()
@@ -57,10 +57,13 @@ class Batch:
         )  # fmt: skip
         weight = (~self.ignored & ~self.too_old).float()
         arguments = (log_prob, entropy, value[:-1], self.behaviour, returns, weight, self.ignored)
+        more = dict(COEFFICIENTS)
+        if barrier:
+            more["kl_from_uniform"] = Categorical(3).kl_from_uniform(logits).view(rows, columns)
         if kind == "appo":
-            terms = appo_loss(*arguments, clip=0.2, proximal_log_prob=proximal, **COEFFICIENTS)
+            terms = appo_loss(*arguments, clip=0.2, proximal_log_prob=proximal, **more)
         else:
-            terms = impala_loss(*arguments, **COEFFICIENTS)
+            terms = impala_loss(*arguments, **more)
         terms.loss.backward()
         return terms, policy_weight.grad, value_weight.grad
 
@@ -123,7 +126,8 @@ def test_gradient_of_the_decoupled_surrogate_by_hand(advantage, stale, moved):
 
 
 def test_gradients_of_the_whole_loss_by_hand():
-    """Softmax: d log π(a)/d logit = 1[a] - π; entropy: d H/d logit_k = -π_k·(log π_k + H)."""
+    """Softmax: d log π(a)/d logit = 1[a] - π; entropy: d H/d logit_k = -π_k·(log π_k + H);
+    barrier: d KL(u‖π)/d logit = π - 1/n."""
     batch = Batch()
     batch.too_old[0:2, 1] = True
     terms, policy_grad, value_grad = batch.loss("impala")
@@ -142,6 +146,7 @@ def test_gradients_of_the_whole_loss_by_hand():
     entropy = -(pi * pi.log()).sum(-1, keepdim=True)
     d_logits = -returns.advantage.double()[..., None] * (onehot - pi)
     d_logits += 0.01 * pi * (pi.log() + entropy)
+    d_logits += 0.02 * (pi - 1 / 3)
     d_logits *= kept[..., None] / num_valid
     d_value = 0.5 * (value[:-1] - returns.vs.double()) * kept / num_valid
     expected_policy = torch.einsum("tbi,tbk->ik", f[:-1], d_logits)
@@ -250,6 +255,24 @@ def test_normalising_none_or_one_row_gives_zero(kept):
     assert torch.equal(normalise_advantage(torch.arange(5.0), weight), torch.zeros(5))
 
 
+@pytest.mark.parametrize("kind", ["appo", "impala"])
+def test_gradient_of_the_barrier_by_hand(kind):
+    """d KL(u‖π)/d logit = π - 1/n, over kept rows, divided by those that are not ignored."""
+    batch = Batch()
+    batch.too_old[0:2, 1] = True
+    without, before, _ = batch.loss(kind, barrier=False)
+    terms, after, _ = batch.loss(kind)
+    features = batch.features[:-1].double()
+    pi = (features @ batch.policy_weight.double()).softmax(-1)
+    kept = (~batch.ignored & ~batch.too_old).double() / (~batch.ignored).sum()
+    expected = 0.02 * torch.einsum("tbi,tbk,tb->ik", features, pi - 1 / 3, kept)
+    torch.testing.assert_close((after - before).double(), expected, atol=1e-5, rtol=1e-5)
+    divergence = -(pi.log().mean(-1) + math.log(3))
+    assert terms.barrier.item() == pytest.approx((divergence * kept).sum().item(), rel=1e-5)
+    assert terms.loss.item() == pytest.approx(without.loss.item() + 0.02 * terms.barrier.item())
+    assert without.barrier.isnan(), "it is not computed"
+
+
 def test_metrics():
     ratio = torch.tensor([[1.0, 1.5, 0.7, 0.9, 3.0]])
     weight = torch.tensor([[1.0, 1.0, 1.0, 1.0, 0.0]])
@@ -276,6 +299,7 @@ def test_metrics():
     assert terms.explained_variance.item() == pytest.approx(explained.item(), abs=1e-6)
     assert terms.loss.requires_grad and not any(x.requires_grad for x in terms[1:])
     assert all(x.shape == () and x.dtype == torch.float32 for x in terms)
+    assert terms.barrier.isnan(), "it has no weight"
 
 
 def test_explained_variance_of_a_constant_target_has_no_value():

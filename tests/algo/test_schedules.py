@@ -7,7 +7,14 @@ import math
 import pytest
 import torch
 
-from fastrl.algo.schedules import MAX_RATE, MIN_RATE, adapt_learning_rate, entropy_coef, target_kl
+from fastrl.algo.schedules import (
+    MAX_RATE,
+    MIN_RATE,
+    adapt_learning_rate,
+    barrier_coef,
+    entropy_coef,
+    target_kl,
+)
 from fastrl.config import LearnOptions
 
 TARGET = 0.01
@@ -63,6 +70,9 @@ def test_what_falls_reaches_its_end_and_stays():
     weights = [entropy_coef(entropy, steps) for steps in (0, 500, 1000, 10**9)]
     assert weights == pytest.approx([0.01, 0.006, 0.002, 0.002])
     assert entropy_coef(LearnOptions(entropy_coef=0.01), 10**9) == 0.01
+    barrier = LearnOptions(barrier_coef=0.02, barrier_final=0.002, anneal_steps=1000)
+    weights = [barrier_coef(barrier, steps) for steps in (0, 500, 1000, 10**9)]
+    assert weights == pytest.approx([0.02, 0.011, 0.002, 0.002])
     divergence = LearnOptions(target_kl=0.02, target_kl_final=0.005)
     targets = [target_kl(divergence, steps) for steps in (0, 500_000, 10**6, 10**9)]
     assert targets == pytest.approx([0.02, 0.0125, 0.005, 0.005])

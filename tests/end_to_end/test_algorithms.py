@@ -77,7 +77,7 @@ def test_without_learning_training_and_evaluation_return_the_same(tmp_path):
     """Reset rows, autoreset, clipping or a bias towards short episodes would part them."""
     command = Command(
         *CARTPOLE, "--run-dir", "run", "--learning-rate", "0", "--lr-schedule", "constant",
-        "--total-steps", "120000", "--stagger", "0", "--epochs", "1", "--log-every", "0.2",
+        "--total-steps", "120000", "--stagger", "0", "--epochs", "1", "--log-every", "3u",
         "--normalize-obs", "false", "--normalize-returns", "false",
         # The learner has another reward, and a third of the episodes is truncated.
         "--reward-scale", "0.5", "--max-episode-steps", "25",

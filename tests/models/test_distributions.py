@@ -288,7 +288,7 @@ def test_nothing_is_read_back(d):
     action, log_prob = d.sample_with_log_prob(p, u)
     d.log_prob_and_entropy(p, action)
     assert d.mode(p).shape == action.shape
-    assert d.kl(p, q).shape == log_prob.shape == (7,)
+    assert d.kl(p, q).shape == d.kl_from_uniform(p).shape == log_prob.shape == (7,)
     if isinstance(d, Categorical | MultiCategorical):
         assert d.mask(p, torch.zeros(7, d.num_params, dtype=torch.bool, device="meta")).is_meta
 
@@ -408,6 +408,53 @@ def test_kl_of_impossible_actions():
     assert p.grad[0, 2] == 0 and q.grad[0, 2] == 0
     never = Categorical(3).kl(torch.zeros(1, 3), torch.tensor([[0.0, 0.0, -inf]]))
     assert never.item() == inf
+
+
+# --------------------------------------------------------------------------- KL(uniform‖p)
+
+
+@EVERY
+@pytest.mark.parametrize("scale", [0.01, 1.0, 5.0])
+def test_kl_from_uniform_is_kl_of_equal_choices(d, scale):
+    torch.manual_seed(7)
+    params = torch.randn(300, d.num_params) * scale
+    if isinstance(d, DiagonalGaussian):
+        expected = torch.zeros(300).double()
+    else:
+        expected = reference_kl(d, torch.zeros_like(params), params)
+    for p in (params, in_heads_layout(params), params.bfloat16().float()):
+        found = d.kl_from_uniform(p)
+        assert found.dtype == torch.float32 and found.shape == (300,)
+    torch.testing.assert_close(
+        d.kl_from_uniform(in_heads_layout(params)).double(), expected, atol=1e-5, rtol=1e-5
+    )
+
+
+def test_kl_from_uniform_counts_only_what_is_possible():
+    inf = math.inf
+    params = torch.tensor([[0.0, 1.0, -inf], [0.0, -inf, 2.0], [-inf, -inf, 5.0]])
+    leaf = params.requires_grad_()
+    found = Categorical(3).kl_from_uniform(leaf)
+    of_two = [math.log((1 + math.exp(x)) / 2) - x / 2 for x in (1.0, 2.0)]
+    assert found.tolist() == pytest.approx([*of_two, 0.0], abs=1e-6)
+    found.sum().backward()
+    one, two = (1 / (1 + math.exp(-x)) - 0.5 for x in (1.0, 2.0))  # p - 1/n of the greater
+    expected = torch.tensor([[-one, one, 0.0], [-two, 0.0, two], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(leaf.grad, expected, atol=1e-6, rtol=0)
+    switches = torch.tensor([[inf, -inf, 0.0]], requires_grad=True)
+    certain = MultiBernoulli(3).kl_from_uniform(switches)
+    certain.backward()
+    assert certain.item() == pytest.approx(0.0, abs=1e-6) and not switches.grad.any()
+
+
+def test_kl_from_uniform_pulls_back_what_entropy_gives_up():
+    """At a probability of 1e-9 the gradient by that action's logit: p - 1/n against about p."""
+    params = torch.tensor([[0.0, 0.0, math.log(2e-9)]], requires_grad=True)
+    Categorical(3).kl_from_uniform(params).backward()
+    assert params.grad[0, 2].item() == pytest.approx(-1 / 3, abs=1e-6)
+    params.grad = None
+    Categorical(3).entropy(params).backward()
+    assert abs(params.grad[0, 2].item()) < 1e-7
 
 
 def test_every_kind_of_action_has_its_distribution():

@@ -164,8 +164,10 @@ def test_gradients_are_finite_and_none_passes_through_what_is_forbidden(spec):
     kl = network.kl(
         {k: p.detach() + 0.1 * p.detach() for k, p in output.params.items()}, output.params
     )
+    barrier = network.kl_from_uniform(output)
     assert kl.isfinite().all() and (kl > 0).any()
-    (1e3 * (log_prob + entropy + kl + output.value)).sum().backward()
+    assert barrier.isfinite().all() and (barrier > 0).any()
+    (1e3 * (log_prob + entropy + kl + barrier + output.value)).sum().backward()
     for name, parameter in network.policy_head.named_parameters():
         assert parameter.grad.isfinite().all() and parameter.grad.any(), name
     for key in mask:
@@ -182,7 +184,8 @@ def test_rows_with_one_choice_are_certain(spec):
     for key in mask:
         dist = network.distributions[key]
         log_prob, entropy = dist.log_prob_and_entropy(output.params[key], action[key])
-        assert torch.equal(log_prob, torch.zeros(N)) and torch.equal(entropy, torch.zeros(N))
+        barrier = dist.kl_from_uniform(output.params[key])
+        assert all(torch.equal(x, torch.zeros(N)) for x in (log_prob, entropy, barrier))
         assert torch.equal(dist.sample(output.params[key], noise(network)[key]), action[key])
 
 

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from fastrl.kernels import MOST_CHOICES, choose
-from fastrl.models.distributions.choice import divergence, entropy, invert, pick, without
+from fastrl.models.distributions.choice import (
+    divergence,
+    entropy,
+    invert,
+    kl_from_uniform,
+    pick,
+    without,
+)
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,10 @@ class Categorical:
         """
         # Of nearly equal distributions rounding would make it negative now and then.
         return divergence(_log_softmax(params_p), _log_softmax(params_q)).clamp_min(0.0)
+
+    def kl_from_uniform(self, params: Tensor) -> Tensor:
+        """KL(u‖p) in nats, f32 [N], u being equal over the actions that are not impossible."""
+        return kl_from_uniform(_log_softmax(params))
 
 
 def _log_softmax(params: Tensor) -> Tensor:

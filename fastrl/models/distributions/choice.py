@@ -32,6 +32,16 @@ def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
     return (p * log_ratio).sum(-2)
 
 
+def kl_from_uniform(log_p: Tensor) -> Tensor:
+    """KL(u‖p) in nats, u being equal over what is possible: [..., n, N] → f32 [..., N].
+
+    Its gradient by a logit is p - 1/n, which does not vanish as p does.
+    """
+    possible = ~log_p.isneginf()
+    n = possible.sum(-2).float()
+    return -log_p.masked_fill(~possible, 0.0).sum(-2) / n - n.log()
+
+
 def invert(p: Tensor, u: Tensor) -> Tensor:
     """Inverse of the cumulative distribution: p f32 [..., n, N], u f32 [..., N] → i32 [..., N].
 

@@ -86,6 +86,10 @@ class DiagonalGaussian:
         terms = 0.5 * (torch.expm1(2.0 * log_ratio) + distance.square()) - log_ratio
         return terms.sum(0).clamp_min(0.0)
 
+    def kl_from_uniform(self, params: Tensor) -> Tensor:
+        """0, f32 [N]: on a line without ends there is no uniform distribution."""
+        return params.new_zeros(len(params), dtype=torch.float32)
+
 
 def _split(params: Tensor) -> tuple[Tensor, Tensor]:
     """[N, 2·size] any dtype → mean and log_std, each f32 [size, N], contiguous."""

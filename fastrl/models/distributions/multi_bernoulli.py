@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastrl.models.distributions.choice import IMPOSSIBLE
+
+_LOG_2 = math.log(2.0)
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,16 @@ class MultiBernoulli:
         p, q = (params.float().t().contiguous() for params in (params_p, params_q))
         terms = _divergence_of_one(p, q) + _divergence_of_one(-p, -q)
         return terms.sum(0).clamp_min(0.0)
+
+    def kl_from_uniform(self, params: Tensor) -> Tensor:
+        """KL(u‖p) in nats, summed over elements, f32 [N]: u is 1 as often as 0.
+
+        What is certain adds 0, also to the gradient.
+        """
+        logits = params.float().t().contiguous()
+        certain = logits.isinf()
+        logits = logits.masked_fill(certain, 0.0)
+        return -(0.5 * (F.logsigmoid(logits) + F.logsigmoid(-logits)) + _LOG_2).sum(0)
 
 
 def _divergence_of_one(logits_p: Tensor, logits_q: Tensor) -> Tensor:

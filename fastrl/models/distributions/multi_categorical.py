@@ -19,7 +19,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastrl.models.distributions.choice import divergence, entropy, invert, pick, without
+from fastrl.models.distributions.choice import (
+    divergence,
+    entropy,
+    invert,
+    kl_from_uniform,
+    pick,
+    without,
+)
 
 
 class _Block(NamedTuple):
@@ -151,6 +158,10 @@ class MultiCategorical:
         """
         pairs = zip(self._log_softmax(params_p), self._log_softmax(params_q), strict=True)
         return _total([divergence(log_p, log_q) for log_p, log_q in pairs]).clamp_min(0.0)
+
+    def kl_from_uniform(self, params: Tensor) -> Tensor:
+        """Summed over components, in nats, f32 [N]; of each as `Categorical.kl_from_uniform`."""
+        return _total([kl_from_uniform(block) for block in self._log_softmax(params)])
 
     def _log_softmax(self, params: Tensor) -> list[Tensor]:
         """Log-probabilities f32 [k, n, N] of each block."""
