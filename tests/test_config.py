@@ -104,10 +104,10 @@ def test_what_falls_in_the_preset_falls_unless_its_start_is_named():
         now = resolve(config, spec("image"), 2, False)
         return now.barrier_coef, now.barrier_final
 
-    assert falls() == falls(anneal_steps=10**6) == (0.01, 0.001, 0.02, 0.005)
-    assert falls(entropy_final=0.0) == (0.01, 0.0, 0.02, 0.005)
-    assert falls(entropy_coef=0.0) == (0.0, None, 0.02, 0.005), "it would rise to 0.001"
-    assert falls(entropy_coef=0.02, entropy_final=0.01) == (0.02, 0.01, 0.02, 0.005)
+    assert falls() == falls(anneal_steps=10**6) == (0.01, 0.001, 0.02, 0.01)
+    assert falls(entropy_final=0.0) == (0.01, 0.0, 0.02, 0.01)
+    assert falls(entropy_coef=0.0) == (0.0, None, 0.02, 0.01), "it would rise to 0.001"
+    assert falls(entropy_coef=0.02, entropy_final=0.01) == (0.02, 0.01, 0.02, 0.01)
     assert falls(target_kl=0.003) == (0.01, 0.001, 0.003, None)
     assert barrier() == barrier(entropy_coef=0.0) == (0.02, 0.002)
     assert barrier(barrier_coef=0.01) == (0.01, None)

@@ -200,17 +200,17 @@ def test_what_follows_from_a_changed_option_is_derived_anew(tmp_path, given, exp
 @pytest.mark.parametrize(
     "first, given, expected",
     [
-        ({}, {}, (0.01, 0.001, 0.02, 0.005, 600_000)),
-        ({}, {"entropy_coef": 0.02}, (0.02, None, 0.02, 0.005, 600_000)),
-        ({}, {"entropy_coef": 0.01}, (0.01, None, 0.02, 0.005, 600_000)),
-        ({}, {"entropy_coef": 0.02, "entropy_final": 0.001}, (0.02, 0.001, 0.02, 0.005, 600_000)),
+        ({}, {}, (0.01, 0.001, 0.02, 0.01, 600_000)),
+        ({}, {"entropy_coef": 0.02}, (0.02, None, 0.02, 0.01, 600_000)),
+        ({}, {"entropy_coef": 0.01}, (0.01, None, 0.02, 0.01, 600_000)),
+        ({}, {"entropy_coef": 0.02, "entropy_final": 0.001}, (0.02, 0.001, 0.02, 0.01, 600_000)),
         (
             {},
             {"entropy_coef": 0.0, "barrier_coef": 0.0, "target_kl": 0.003},
             (0.0, None, 0.003, None, None),
         ),
         ({}, {"entropy_coef": 0.0, "target_kl": 0.003}, (0.0, None, 0.003, None, 600_000)),
-        ({"entropy_final": 0.002}, {"entropy_coef": 0.02}, (0.02, 0.002, 0.02, 0.005, 600_000)),
+        ({"entropy_final": 0.002}, {"entropy_coef": 0.02}, (0.02, 0.002, 0.02, 0.01, 600_000)),
         ({"entropy_final": 0.0}, {"target_kl": 0.01}, (0.01, 0.0, 0.01, None, 600_000)),
     ],
 )
